@@ -1,4 +1,4 @@
-"""The products of a step and nothing else, by every packed operator there is: what a step is measured against.
+"""Only the matrix products of a step, with every available packed operator: the baseline for step times.
 
     native   quire's own, which the engine uses
     mkl      torch's private operator over MKL, packed for exactly these rows
@@ -28,14 +28,14 @@ def bare_products(
     parts: int = 1,
     names: Sequence[str] = ("native", "mkl", "onednn"),
 ) -> dict[str, Callable[[], None]]:
-    """Calls that make them: all layers for these rows in so many equal parts, then the head of some rows."""
+    """Return calls that compute the products of all layers for these rows in equal parts, then the head's."""
     by_name: dict[str, tuple[Prepare, Prepare]] = {
         "native": (native_product, native_product),
         "mkl": (partial(_mkl, num_rows // parts), partial(_mkl, head_rows)),
         "onednn": (_onednn, _onednn),
     }
-    told = "" if parts == 1 else f" in {parts}"
-    return {f"{name}{told}": Bare(shape, num_rows // parts, head_rows, *by_name[name], parts).run for name in names}
+    suffix = "" if parts == 1 else f" in {parts}"
+    return {f"{name}{suffix}": Bare(shape, num_rows // parts, head_rows, *by_name[name], parts).run for name in names}
 
 
 def _onednn(weight: Floats) -> Multiply:
@@ -45,7 +45,7 @@ def _onednn(weight: Floats) -> Multiply:
 
 def _mkl(num_rows: int, weight: Floats) -> Multiply:
     pack = torch.ops.mkl._mkl_reorder_linear_weight(torch.from_numpy(weight), num_rows)
-    # The operator wants the original for row counts it was not packed for; it gets its shape and never its numbers.
+    # The operator needs the original only for other row counts than the packed one, so a tensor of its shape suffices.
     shape = torch.empty(1).expand(weight.shape)
 
     def product(rows: Floats) -> object:

@@ -1,8 +1,7 @@
-"""Makes a hybrid that speed is measured on: Qwen3-Next's shape in Q4_K with some of its 48 layers.
+"""Generates a hybrid for speed measurements: Qwen3-Next's shape in Q4_K with some of its 48 layers.
 
-Blocks are random and the same in every layer, as in the mixture beside it (`bench_mixture`); decays and steps are such
-that a state neither grows nor is forgotten at once. Its answers mean nothing; its bytes, shapes and types are those of
-files that people have.
+Blocks are random and the same in every layer, as in `bench_mixture`; decays and steps are chosen such that states
+neither grow nor vanish at once. Its answers are meaningless; bytes, shapes and types are those of published files.
 """
 
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ TAPS, FULL_EVERY = 4, 4
 
 @dataclass(frozen=True, slots=True)
 class BenchHybrid:
-    """Of a model of Qwen3-Next."""
+    """The shape of a Qwen3-Next model."""
 
     layers: int
     hidden: int = 2048
@@ -38,29 +37,29 @@ class BenchHybrid:
     key_heads: int = 16
     value_heads: int = 32
     state_size: int = 128
-    """Of a head, in both directions."""
+    """The two sizes of a head's state matrix."""
     experts: int = 512
     used: int = 10
     wide: int = 512
-    """Of an expert, and of the one that all rows use."""
+    """The intermediate size of an expert, and of the shared expert."""
     vocabulary: int = 151_936
 
     @property
     def inner(self) -> int:
-        """All value heads side by side."""
+        """The total size of all value heads."""
         return self.value_heads * self.state_size
 
     @property
     def channels(self) -> int:
-        """What is convolved."""
+        """The number of convolved channels."""
         return 2 * self.key_heads * self.state_size + self.inner
 
     def is_full(self, layer: int) -> bool:
-        """Whether the layer attends."""
+        """Whether the layer has full attention."""
         return (layer + 1) % FULL_EVERY == 0
 
     def matrices(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each matrix of a layer in 4 bits."""
+        """Yield name and shape of each 4-bit matrix of a layer."""
         prefix, query, kv = f"blk.{layer}.", self.heads * self.head_size, self.kv_heads * self.head_size
         if self.is_full(layer):
             yield f"{prefix}attn_q.weight", (2 * query, self.hidden)
@@ -79,7 +78,7 @@ class BenchHybrid:
             yield f"{prefix}ffn_{kind}_shexp.weight", shape
 
     def numbers(self, layer: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """What a layer has in 32 bits."""
+        """Yield the 32-bit tensors of a layer."""
         dice = np.random.default_rng(SEED + layer)
 
         def normal(*sizes: int) -> NDArray[np.float32]:
@@ -101,7 +100,7 @@ class BenchHybrid:
 
 
 def bench_hybrid(num_layers: int) -> Path:
-    """The file with so many layers, made if it is not there."""
+    """Return the file with so many layers; generate it if it does not exist."""
     path = cache_folder() / "files" / f"bench-hybrid-{num_layers}-{TYPE.lower()}.gguf"
     if not path.is_file():
         say(f"making {path.name} ...")

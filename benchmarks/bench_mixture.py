@@ -1,7 +1,7 @@
-"""Makes a mixture of experts that speed is measured on: Qwen3-30B-A3B's shape in Q4_K with some of its 48 layers.
+"""Generates a mixture of experts for speed measurements: Qwen3-30B-A3B's shape in Q4_K with some of its 48 layers.
 
-Blocks are random and the same in every layer; routers are random, too, so that rows ask for any experts. Its answers
-mean nothing; its bytes, shapes and types are those of files that people have.
+Blocks are random and the same in every layer; routers are random too, so that rows use all experts. Its answers are
+meaningless; bytes, shapes and types are those of published files.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ CONTEXT, THETA, NORM_EPS = 32_768, 1_000_000.0, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class BenchMixture:
-    """Of a model of Qwen3-MoE."""
+    """The shape of a Qwen3-MoE model."""
 
     layers: int
     hidden: int = 2048
@@ -35,11 +35,11 @@ class BenchMixture:
     experts: int = 128
     used: int = 8
     wide: int = 768
-    """Of an expert."""
+    """The intermediate size of an expert."""
     vocabulary: int = 151_936
 
     def matrices(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each matrix of a layer, but for its router."""
+        """Yield name and shape of each matrix of a layer, except its router."""
         query, kv, prefix = self.heads * self.head_size, self.kv_heads * self.head_size, f"blk.{layer}."
         yield f"{prefix}attn_q.weight", (query, self.hidden)
         yield f"{prefix}attn_k.weight", (kv, self.hidden)
@@ -51,7 +51,7 @@ class BenchMixture:
 
 
 def bench_mixture(num_layers: int) -> Path:
-    """The file with so many layers, made if it is not there."""
+    """Return the file with so many layers; generate it if it does not exist."""
     path = cache_folder() / "files" / f"bench-mixture-{num_layers}-{TYPE.lower()}.gguf"
     if not path.is_file():
         say(f"making {path.name} ...")
@@ -60,12 +60,12 @@ def bench_mixture(num_layers: int) -> Path:
 
 
 def write_mixture(path: Path, shape: BenchMixture) -> None:
-    """A file of this shape."""
+    """Write a file of this shape."""
     write_file(path, _metadata(shape), _tensors(shape), ARCHITECTURE)
 
 
 def active_bytes(file: Path) -> int:
-    """What one row's step reads: every matrix but the embedding, of experts those that a row uses."""
+    """Return the bytes that a one-row step reads: every matrix but the embedding, and only the experts in use."""
     reader = gguf.GGUFReader(file)
     prefix = reader.fields["general.architecture"].contents()
     used, experts = (int(reader.fields[f"{prefix}.{key}"].contents()) for key in ("expert_used_count", "expert_count"))

@@ -1,12 +1,12 @@
-"""Makes the models that speed is measured on, in the cache folder: `make bench-models` prints their files.
+"""Generates models for speed measurements in the cache folder: `make bench-models` prints their files.
 
     1b   Llama-3.2-1B's shape in Q4_0, quantised by the `gguf` package from a seed
     8b   Llama-3.1-8B's shape in Q4_K, the head in Q6_K: random codes and plausible scales, the same in every layer,
          because the package cannot quantise K-formats
     smollm2_as("Q8_0")   the test model's own weights in another type
 
-Their answers mean nothing; their bytes, shapes and types are those of files that people have. Nothing is done for a
-file that is there already.
+Their answers are meaningless; bytes, shapes and types are those of published files. Existing files are not generated
+again.
 """
 
 import math
@@ -33,12 +33,12 @@ NORM_EPS = 1e-5
 
 Bytes = NDArray[np.uint8]
 Weights = Callable[[str, int, int], Bytes]
-"""The bytes of a matrix: its name, outputs, inputs."""
+"""Returns the bytes of a matrix, by its name, outputs and inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """Of a model of Llama 3."""
+    """The shape of a Llama 3 model."""
 
     hidden: int
     layers: int
@@ -50,7 +50,7 @@ class LlamaShape:
     is_tied: bool
 
     def matrices(self, layer: int) -> Iterator[tuple[str, int, int]]:
-        """Name, outputs and inputs of each matrix of a layer."""
+        """Yield name, outputs and inputs of each matrix of a layer."""
         query, kv, prefix = self.heads * self.head_size, self.kv_heads * self.head_size, f"blk.{layer}."
         yield f"{prefix}attn_q.weight", query, self.hidden
         yield f"{prefix}attn_k.weight", kv, self.hidden
@@ -67,11 +67,11 @@ SHAPES = {
 }
 TYPES = {"1b": "Q4_0", "8b": "Q4_K"}
 HEAD_TYPE = "Q6_K"
-"""Of a head that is not the embedding, as such files have it."""
+"""The type of a head that is not the embedding, as in published files."""
 
 
 def bench_model(name: str) -> Path:
-    """The file of the model `1b` or `8b`, made if it is not there."""
+    """Return the file of the model `1b` or `8b`; generate it if it does not exist."""
     path = cache_folder() / "files" / f"bench-{name}-{TYPES[name].lower()}.gguf"
     if not path.is_file():
         say(f"making {path.name} ...")
@@ -81,16 +81,16 @@ def bench_model(name: str) -> Path:
 
 
 def smollm2_as(type_name: str) -> Path:
-    """The test model with every matrix in this type, made of the numbers that its 4-bit file stands for."""
+    """Return the test model with every matrix in this type, quantised from the numbers in its 4-bit file."""
     path = cache_folder() / "files" / f"SmolLM2-135M-Instruct.from-Q4_1.{type_name}.gguf"
     if not path.is_file():
         source = smollm2_file()
-        tensors = [_changed(tensor, type_name) for tensor in gguf.GGUFReader(source).tensors]
+        tensors = [_converted(tensor, type_name) for tensor in gguf.GGUFReader(source).tensors]
         write_file(path, metadata_of(source), tensors)
     return path
 
 
-def _changed(tensor: gguf.ReaderTensor, type_name: str) -> NewTensor:
+def _converted(tensor: gguf.ReaderTensor, type_name: str) -> NewTensor:
     shape = tuple(int(size) for size in reversed(tensor.shape))
     kind = gguf.GGMLQuantizationType[type_name if len(shape) > 1 else "F32"]
 
@@ -100,7 +100,7 @@ def _changed(tensor: gguf.ReaderTensor, type_name: str) -> NewTensor:
     return NewTensor(tensor.name, kind.name, shape, make)
 
 
-# -- what a model of a shape consists of -------------------------------------------------------------------------------
+# -- metadata and tensors ----------------------------------------------------------------------------------------------
 
 
 def _metadata(name: str) -> Metadata:
@@ -144,7 +144,7 @@ def _tensors(shape: LlamaShape, type_name: str, make: Weights) -> Iterator[NewTe
 
 
 def rope_factors(shape: LlamaShape) -> NDArray[np.float32]:
-    """By how much Llama 3 divides each frequency: not at all if fast, by its factor if slow, smoothly between."""
+    """Return Llama 3's divisors of RoPE frequencies: 1 if fast, the factor if slow, interpolated between."""
     turns = ORIGINAL_CONTEXT / (2 * math.pi) * THETA ** (-np.arange(0, shape.head_size, 2) / shape.head_size)
     smooth = np.clip((turns - LOW) / (HIGH - LOW), 0.0, 1.0)
     return (1.0 / ((1.0 - smooth) / shape.rope_factor + smooth)).astype(np.float32)
@@ -154,26 +154,26 @@ def rope_factors(shape: LlamaShape) -> NDArray[np.float32]:
 
 
 def quantised(label: str, num_out: int, num_in: int) -> Bytes:
-    """Normal numbers that keep a row's size, quantised; each matrix has dice of its own. The label ends in a type."""
+    """Return quantised normal numbers, scaled to keep a row's size, from a seed by label. The label ends in a type."""
     dice = np.random.default_rng([SEED, *label.encode()])
     kind = gguf.GGMLQuantizationType[label.rpartition(" ")[2]]
     size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    made = np.empty((num_out, num_in // size * block_bytes), np.uint8)
+    data = np.empty((num_out, num_in // size * block_bytes), np.uint8)
     for first in range(0, num_out, 4096):
         count = min(4096, num_out - first)
         numbers = dice.standard_normal((count, num_in), np.float32) * np.float32(num_in**-0.5)
-        made[first : first + count] = quants.quantize(numbers, kind)
-    return made
+        data[first : first + count] = quants.quantize(numbers, kind)
+    return data
 
 
 class RepeatedBlocks:
-    """Random blocks of K-formats, kept while the same matrix of the next layer may want them."""
+    """Random blocks of K-formats, cached because the matrices of all layers share them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Bytes] = {}
 
     def bytes_of(self, label: str, num_out: int, num_in: int) -> Bytes:
-        """As many as the matrix has; of every layer the same."""
+        """Return the blocks of a matrix, which are the same in every layer."""
         part = label.removeprefix("blk.").lstrip("0123456789")
         if part not in self._kept:
             self._kept[part] = random_blocks(label.rpartition(" ")[2], num_out, num_in)
@@ -181,18 +181,18 @@ class RepeatedBlocks:
 
 
 def random_blocks(type_name: str, num_out: int, num_in: int) -> Bytes:
-    """Any codes; scales such that numbers are centred and keep a row's size."""
+    """Return random codes, with scales such that the numbers are centred and keep a row's size."""
     dice, spread = np.random.default_rng([SEED, num_out, num_in]), num_in**-0.5
     size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
     num_blocks = num_out * (num_in // size)
     blocks = np.frombuffer(dice.bytes(num_blocks * block_bytes), np.uint8).reshape(num_blocks, block_bytes).copy()
-    for at, scale in _scales(type_name, spread).items():
-        blocks[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    for offset, scale in _scales(type_name, spread).items():
+        blocks[:, offset : offset + 2] = np.array([scale], np.float16).view(np.uint8)
     return blocks.reshape(num_out, -1)
 
 
 def _scales(type_name: str, spread: float) -> dict[int, float]:
-    """Where blocks have a number in fp16, and which.
+    """Return the fp16 scales of a block by their byte offsets.
 
     Q4_K is d x scale x code - dmin x minimum: codes are 7.5 on average, hence dmin = 7.5 d; the deviation is 258 d.
     Q6_K is d x scale x (code - 32), whose deviation is 1,366 d.

@@ -1,4 +1,4 @@
-"""The second half of `make bench`: `quire serve` with SmolLM2 under more and more clients, recorded and drawn."""
+"""The second half of `make bench`: `quire serve` with SmolLM2 with a growing number of clients, recorded and drawn."""
 
 import json
 import sys
@@ -18,8 +18,8 @@ PICTURE = ROOT / "docs" / "guides" / "img" / "sweep.png"
 
 def main() -> int:
     with started(quire_command(smollm2_directory())) as running:
-        told = RunListener(lambda title, _count: say(title))
-        points = run_async(sweep_clients(running.server, seeded(SETUP), CLIENTS, BenchOptions(), told))
+        listener = RunListener(lambda title, _count: say(title))
+        points = run_async(sweep_clients(running.server, seeded(SETUP), CLIENTS, BenchOptions(), listener))
     record = {"model": MODEL, "points": points, **circumstances()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "sweep.json").write_text(json.dumps(record, indent=2) + "\n")

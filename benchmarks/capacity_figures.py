@@ -1,4 +1,4 @@
-"""What docs/concepts/scale.md shows of the record of proof-capacity, in its words."""
+"""The rows of proof-capacity's record that docs/concepts/scale.md shows, with their texts."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ GATEWAY = {
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text: what was simulated is no promise to anybody, as rows of a table of that page would be."""
-    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    """Return text columns, not a Markdown table: tables of that page are promises, and simulated figures are not."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
     return "\n".join(("```text", *(line.rstrip() for line in lines), "```"))

@@ -1,4 +1,4 @@
-"""The table of clients for the README, from the record of `make proof-agents`; who was not tried is left out."""
+"""The table of clients for the README, from the record of `make proof-agents`; untested clients are left out."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,13 +9,13 @@ HEADER = ("client", "API", "task", "done", "cached, of the cacheable tokens")
 
 
 def rows_of(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
-    """Each client with its version, as the bound says it: `Claude Code 2.1.197, Messages: ...`."""
+    """Yield a row for each client; its name comes from the bound: `Claude Code 2.1.197, Messages: ...`."""
     figures = record["figures"]
-    for key, told in record["bounds"].items():
+    for key, bound in record["bounds"].items():
         if not key.startswith(CLIENT):
             continue
-        who, _, task = told.partition(": ")
-        client, _, apis = who.partition(", ")
+        client_and_apis, _, task = bound.partition(": ")
+        client, _, apis = client_and_apis.partition(", ")
         reuse = next((figures[REUSE + name] for name in _agents(figures) if key.startswith(CLIENT + name)), None)
         yield client, apis, task, "yes" if figures[key] else "no", "" if reuse is None else f"{reuse:.1%}"
 

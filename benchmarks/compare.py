@@ -1,9 +1,9 @@
-"""`make compare BASE=COMMIT`: two builds of quire beside each other on this machine, in turns.
+"""`make compare BASE=COMMIT`: compares the speed of two builds of quire on this machine, in alternating rounds.
 
-Each build is a wheel in an environment of its own, made from its commit with its commit's constraints. Nothing of
-either is imported: what is run are its commands, with options that the `--help` texts of both list, and what is asked
-goes over HTTP. One client asks both: `quire bench serve` of this tree. A row is new over old, above 1 where the new
-build is quicker. A row that a build cannot run, because it lacks a command or an option, is named and not judged.
+Each build is a wheel in its own environment, built from its commit with that commit's constraints. Nothing of either is
+imported: only commands are run, with options that are in the `--help` texts of both, and requests go over HTTP. One
+client measures both: `quire bench serve` of this tree. A row is new over old, above 1 if the new build is faster. A row
+that a build cannot run, because it lacks a command or an option, is listed and not judged.
 
     --rows WORDS     only rows whose names have one of these words, with commas between
     --set NAME       with the kernels of this instruction set on both sides
@@ -35,47 +35,47 @@ from benchmarks.test_model import smollm2_file
 from tests.support.models.tiny_models import Tiny, write_gguf
 
 BUILDS = Path(gettempdir()) / "quire-compare"
-"""Outside of the tree, whose tests read every page below it."""
+"""Outside the tree, because its tests read all Markdown pages in it."""
 TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
 SERVE = ("--memory", "6GiB", "--max-model-len", "2048", "--speculation", "off")
 NUM_ANSWERS, ANSWER_TOKENS = 50, 24
-LEAST = 0.98
-"""An interval that lies below it is a loss."""
+MIN_RATIO = 0.98
+"""A row whose whole interval is below this is slower."""
 
 
-class LacksError(Exception):
+class UnsupportedError(Exception):
     """A build has no such command or option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A commit, installed."""
+    """An installed build of a commit."""
 
     name: str
     commit: str
     program: Path
 
     def run(self, *words: str, timeout_s: float = 900.0) -> "subprocess.CompletedProcess[str]":
-        """One of its commands."""
+        """Run a command of this build."""
         return subprocess.run([str(self.program), *words], capture_output=True, text=True, timeout=timeout_s, cwd="/")
 
     def check(self, command: Sequence[str], words: Sequence[str]) -> None:
-        """Its help lists every option of these."""
+        """Raise UnsupportedError unless the command's help lists all of these options."""
         text = help_of(self.program, tuple(command))
         if missing := [word for word in words if word.startswith("--") and f"{word} " not in text]:
-            raise LacksError(f"{self.name} lacks {' '.join([*command, *missing])}")
+            raise UnsupportedError(f"{self.name} lacks {' '.join([*command, *missing])}")
 
 
 @cache
 def help_of(program: Path, command: tuple[str, ...]) -> str:
-    ran = subprocess.run([str(program), *command, "--help"], capture_output=True, text=True, timeout=120)
-    if ran.returncode:
-        raise LacksError(f"there is no command quire {' '.join(command)}")
-    return ran.stdout.replace(",", " ,") + " "
+    process = subprocess.run([str(program), *command, "--help"], capture_output=True, text=True, timeout=120)
+    if process.returncode:
+        raise UnsupportedError(f"no such command: quire {' '.join(command)}")
+    return process.stdout.replace(",", " ,") + " "
 
 
-def built(name: str, revision: str) -> Build:
-    """The commit of this name in an environment of its own; made once."""
+def install_build(name: str, revision: str) -> Build:
+    """Install the build of a commit into its own environment, unless it exists."""
     commit = _git("rev-parse", revision)
     folder = BUILDS / commit
     program = folder / "environment" / "bin" / "quire"
@@ -89,14 +89,14 @@ def built(name: str, revision: str) -> Build:
                 files.extractall(source, filter="data")
         say(f"  {name}: building {commit[:10]} ...")
         subprocess.run([sys.executable, "-m", "venv", str(folder / "environment")], check=True)
-        words = [
+        options = [
             "install",
             "--quiet",
             "--disable-pip-version-check",
             "--constraint",
             str(source / ".ci/constraints.txt"),
         ]
-        subprocess.run([str(program.with_name("pip")), *words, str(source)], check=True, stdout=sys.stderr)
+        subprocess.run([str(program.with_name("pip")), *options, str(source)], check=True, stdout=sys.stderr)
     return Build(name, commit, program)
 
 
@@ -109,7 +109,7 @@ def _git(*words: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a server, and which figure of the answer counts."""
+    """A load for a server: options of `quire bench serve`, and the figure of its result that counts."""
 
     name: str
     words: tuple[str, ...]
@@ -118,7 +118,7 @@ class Load:
 
 
 def loads(requests: int, prompt: int, output: int) -> tuple[Load, ...]:
-    """Of a real model."""
+    """Return the loads for a real model."""
     streams = tuple(
         Load(
             f"tokens_{count}",
@@ -154,25 +154,25 @@ def serving(build: Build, model: Path, *words: str) -> Iterator[Running]:
         yield running
 
 
-def asked(running: Running, load: Load, seed: str) -> float:
-    """The figure of one run of a load, by this tree's client."""
-    words = ["bench", "serve", "--url", running.url, "--seed", seed, *load.words]
-    ran = subprocess.run([sys.executable, "-m", "quire", *words], capture_output=True, text=True, timeout=900, cwd=ROOT)
-    if ran.returncode:
-        raise RuntimeError(ran.stderr[-2000:])
-    return float(json.loads(ran.stdout.splitlines()[-1])[load.figure])
+def run_load(running: Running, load: Load, seed: str) -> float:
+    """Run a load with this tree's client, and return its figure."""
+    command = [sys.executable, "-m", "quire", "bench", "serve", "--url", running.url, "--seed", seed, *load.words]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
+    if process.returncode:
+        raise RuntimeError(process.stderr[-2000:])
+    return float(json.loads(process.stdout.splitlines()[-1])[load.figure])
 
 
 def answers_of(running: Running) -> list[str]:
-    """Greedy answers to prompts that are the same for every build."""
-    model = _asked(running, "GET", "/v1/models", None)["data"][0]["id"]
+    """Return greedy answers to prompts that are the same for every build."""
+    model = _request(running, "GET", "/v1/models", None)["data"][0]["id"]
     fields = {"model": model, "max_tokens": ANSWER_TOKENS, "temperature": 0}
     prompts = (f"Story {number}: once upon a time, in a house with {number} rooms," for number in range(NUM_ANSWERS))
-    answers = (_asked(running, "POST", "/v1/completions", {**fields, "prompt": prompt}) for prompt in prompts)
+    answers = (_request(running, "POST", "/v1/completions", {**fields, "prompt": prompt}) for prompt in prompts)
     return [answer["choices"][0]["text"] for answer in answers]
 
 
-def _asked(running: Running, method: str, path: str, fields: Mapping[str, Any] | None) -> Any:
+def _request(running: Running, method: str, path: str, fields: Mapping[str, Any] | None) -> Any:
     connection = HTTPConnection(running.url.partition("//")[2], timeout=300)
     try:
         body = None if fields is None else json.dumps(fields)
@@ -187,91 +187,90 @@ def _asked(running: Running, method: str, path: str, fields: Mapping[str, Any] |
 
 @dataclass
 class Comparison:
-    """Both builds, and what came of each row."""
+    """Both builds, and the results of all rows."""
 
     old: Build
     new: Build
-    wanted: tuple[str, ...]
-    forced: tuple[str, ...] = ()
-    """Options of both servers."""
-    dice: Random = field(default_factory=lambda: Random(SystemRandom().getrandbits(64)))
+    row_words: tuple[str, ...]
+    server_options: tuple[str, ...] = ()
+    """Additional options of both servers."""
+    random: Random = field(default_factory=lambda: Random(SystemRandom().getrandbits(64)))
     seed: str = ""
-    """Of this round's prompts: both builds get the same, and none gets them twice."""
+    """The seed of this round's prompts, which are the same for both builds and different in every round."""
     rows: dict[str, RatioInterval] = field(default_factory=dict)
-    lacking: dict[str, str] = field(default_factory=dict)
+    unsupported: dict[str, str] = field(default_factory=dict)
     unequal: dict[str, int] = field(default_factory=dict)
-    """Of `NUM_ANSWERS` greedy answers for each model, how many differ."""
+    """How many of `NUM_ANSWERS` greedy answers differ, by model."""
 
     def is_wanted(self, name: str) -> bool:
-        return not self.wanted or any(word in name for word in self.wanted)
+        return not self.row_words or any(word in name for word in self.row_words)
 
-    def in_turns(self, names: Sequence[str], measure: Callable[[Build], Sequence[float]]) -> None:
-        """Rounds of both builds; which is first is drawn. One value for each name, larger is better."""
+    def measure_rounds(self, names: Sequence[str], measure: Callable[[Build], Sequence[float]]) -> None:
+        """Measure both builds in rounds with a random order. `measure` returns one value per name; larger is better."""
         if not names:
             return
 
-        def both() -> list[float]:
-            self.seed = str(self.dice.getrandbits(32))
-            found = {build.name: measure(build) for build in self.dice.sample([self.old, self.new], 2)}
-            return [new / old for new, old in zip(found[self.new.name], found[self.old.name], strict=True)]
+        def one_round() -> list[float]:
+            self.seed = str(self.random.getrandbits(32))
+            values = {build.name: measure(build) for build in self.random.sample([self.old, self.new], 2)}
+            return [new / old for new, old in zip(values[self.new.name], values[self.old.name], strict=True)]
 
         try:
-            measured = measured_ratios(both)
-        except LacksError as lack:
-            self.lacking |= dict.fromkeys(names, str(lack))
+            rows = measured_ratios(one_round)
+        except UnsupportedError as error:
+            self.unsupported |= dict.fromkeys(names, str(error))
             return
-        for name, ratios in zip(names, measured, strict=True):
+        for name, ratios in zip(names, rows, strict=True):
             self.rows[name] = RatioInterval.of(ratios)
-            say(f"  {name:28} {self._shown(name)} of {len(ratios)} rounds")
+            say(f"  {name:28} {self._text_of(name)} of {len(ratios)} rounds")
 
-    def served(self, name: str, model: Path, all_loads: Sequence[Load], *words: str) -> None:
-        """Both serve the model; loads are put on them in turns."""
-        wanted = [load for load in all_loads if self.is_wanted(f"{name}_{load.name}")]
-        names = [f"{name}_{load.name}" for load in wanted]
-        compared = f"{name}_answers"
+    def compare_served(self, name: str, model: Path, all_loads: Sequence[Load], *words: str) -> None:
+        """Start servers of both builds with this model, and run the loads in alternation."""
+        selected = [load for load in all_loads if self.is_wanted(f"{name}_{load.name}")]
+        names = [f"{name}_{load.name}" for load in selected]
+        answers_name = f"{name}_answers"
         try:
             with ExitStack() as stack:
                 running = {
-                    build.name: stack.enter_context(serving(build, model, *words, *self.forced))
+                    build.name: stack.enter_context(serving(build, model, *words, *self.server_options))
                     for build in (self.old, self.new)
                 }
-                if self.is_wanted(compared):
+                if self.is_wanted(answers_name):
                     answers = [answers_of(running[build.name]) for build in (self.old, self.new)]
-                    self.unequal[compared] = sum(old != new for old, new in zip(*answers, strict=True))
-                    say(f"  {compared:28} {self.unequal[compared]} of {NUM_ANSWERS} differ")
+                    self.unequal[answers_name] = sum(old != new for old, new in zip(*answers, strict=True))
+                    say(f"  {answers_name:28} {self.unequal[answers_name]} of {NUM_ANSWERS} differ")
 
                 def measure(build: Build) -> list[float]:
-                    seed = str(self.dice.getrandbits(32))
-                    values = [asked(running[build.name], load, seed) for load in wanted]
-                    return [
-                        1 / value if load.is_lower_better else value for load, value in zip(wanted, values, strict=True)
-                    ]
+                    seed = str(self.random.getrandbits(32))
+                    values = [run_load(running[build.name], load, seed) for load in selected]
+                    pairs = zip(selected, values, strict=True)
+                    return [1 / value if load.is_lower_better else value for load, value in pairs]
 
-                self.in_turns(names, measure)
-        except LacksError as lack:
-            self.lacking |= dict.fromkeys(names, str(lack))
+                self.measure_rounds(names, measure)
+        except UnsupportedError as error:
+            self.unsupported |= dict.fromkeys(names, str(error))
 
-    def command(self, name: str, command: Sequence[str], words: Sequence[str]) -> None:
-        """How quick a command is, from its start to its end."""
+    def compare_command(self, name: str, command: Sequence[str], words: Sequence[str]) -> None:
+        """Measure the run time of a command."""
 
         def measure(build: Build) -> list[float]:
             build.check(command, words)
-            began_s = perf_counter()
-            ran = build.run(*command, *words)
-            if ran.returncode:
-                raise RuntimeError(ran.stderr[-2000:])
-            return [1 / (perf_counter() - began_s)]
+            start_s = perf_counter()
+            process = build.run(*command, *words)
+            if process.returncode:
+                raise RuntimeError(process.stderr[-2000:])
+            return [1 / (perf_counter() - start_s)]
 
         if self.is_wanted(name):
-            self.in_turns([name], measure)
+            self.measure_rounds([name], measure)
 
-    def _shown(self, name: str) -> str:
+    def _text_of(self, name: str) -> str:
         row = self.rows[name]
         return f"{row.median:.3f} ({row.low:.3f} to {row.high:.3f}){'' if self.holds(name) else ' SLOWER'}"
 
     def holds(self, name: str) -> bool:
-        """The interval is not entirely below the bound."""
-        return self.rows[name].is_within(at_most=None, at_least=LEAST)
+        """Whether the interval is not entirely below the bound."""
+        return self.rows[name].is_within(at_most=None, at_least=MIN_RATIO)
 
     def record(self) -> Mapping[str, Any]:
         values = {
@@ -281,26 +280,26 @@ class Comparison:
         }
         slower = [name for name in self.rows if not self.holds(name)]
         names = {"old": self.old.commit, "new": self.new.commit}
-        found = {"figures": values, "slower": slower, "unequal": self.unequal, "lacking": self.lacking}
-        return {**names, "options": self.forced, **found, **circumstances()}
+        results = {"figures": values, "slower": slower, "unequal": self.unequal, "lacking": self.unsupported}
+        return {**names, "options": self.server_options, **results, **circumstances()}
 
 
 def trace_of(build: Build, model: Path, folder: Path) -> Path:
-    """A trace that this build's server wrote."""
+    """Return a trace that this build's server has written."""
     path = folder / "trace.jsonl"
     with serving(build, model, "--memory", "1GiB", "--trace", str(path)) as running:
-        asked(running, TINY_LOADS[0], "7")
+        run_load(running, TINY_LOADS[0], "7")
     return path
 
 
 def compare(comparison: Comparison) -> None:
     with TemporaryDirectory(prefix="quire-compare-") as name:
         tiny = write_gguf(Path(name) / "tiny.gguf", TINY)
-        comparison.served("tiny", tiny, TINY_LOADS, "--memory", "1GiB")
-        comparison.served("smollm2", smollm2_file(), loads(8, 64, 64), *SERVE)
-        comparison.served("coder", coder_file(), loads(4, 32, 16), *SERVE)
-        comparison.command("sim_s", ("sim",), ("--scenario", "tenants", "--seed", "3", "--json"))
-        comparison.command(
+        comparison.compare_served("tiny", tiny, TINY_LOADS, "--memory", "1GiB")
+        comparison.compare_served("smollm2", smollm2_file(), loads(8, 64, 64), *SERVE)
+        comparison.compare_served("coder", coder_file(), loads(4, 32, 16), *SERVE)
+        comparison.compare_command("sim_s", ("sim",), ("--scenario", "tenants", "--seed", "3", "--json"))
+        comparison.compare_command(
             "engine_s", ("bench", "engine"),
             (str(smollm2_file()), "--batches", "1,4,16", "--rounds", "1", "--no-roof", "--memory", "6GiB"),
         )  # fmt: skip
@@ -308,8 +307,8 @@ def compare(comparison: Comparison) -> None:
             if comparison.is_wanted(f"replay_{build.name}"):
                 trace = trace_of(build, tiny, Path(name))
                 for reader in (comparison.old, comparison.new):
-                    ran = reader.run("replay", str(trace), "--json")
-                    say(f"  {reader.name} replays a trace of {build.name}: code {ran.returncode}")
+                    process = reader.run("replay", str(trace), "--json")
+                    say(f"  {reader.name} replays a trace of {build.name}: code {process.returncode}")
                 trace.unlink()
 
 
@@ -320,19 +319,19 @@ def main() -> int:
     parser.add_argument("--rows", default="", help="words of rows, with commas between; default: all")
     parser.add_argument("--save", type=Path, help="write the result to this file")
     parser.add_argument("--set", default="", help="the instruction set of both; default: the best")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     comparison = Comparison(
-        built("old", given.base),
-        built("new", given.commit),
-        tuple(word for word in given.rows.split(",") if word),
-        ("--instruction-set", given.set) if given.set else (),
+        install_build("old", arguments.base),
+        install_build("new", arguments.commit),
+        tuple(word for word in arguments.rows.split(",") if word),
+        ("--instruction-set", arguments.set) if arguments.set else (),
     )
     compare(comparison)
-    for row, why in comparison.lacking.items():
-        say(f"  {row:28} not judged: {why}")
+    for row, reason in comparison.unsupported.items():
+        say(f"  {row:28} not judged: {reason}")
     record = json.dumps(comparison.record(), indent=2)
-    if given.save is not None:
-        given.save.write_text(record + "\n")
+    if arguments.save is not None:
+        arguments.save.write_text(record + "\n")
     print(record)
     return 1 if comparison.record()["slower"] else 0
 

@@ -1,4 +1,4 @@
-"""`make core-tests`: the tests of the core where torch cannot be imported, and the processor time that they take."""
+"""`make core-tests`: runs the tests of the core without torch, and limits the processor time that they take."""
 
 import resource
 import subprocess
@@ -18,11 +18,11 @@ sys.exit(pytest.main([*sys.argv[1:], "-q", "-p", "no:cacheprovider"]))
 
 
 def main() -> int:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *TESTS, *sys.argv[1:]], cwd=ROOT, stdout=sys.stderr)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    taken_s = used.ru_utime + used.ru_stime
-    say(f"{taken_s:.1f} s of processor time, at most {MAX_S:g}")
-    return done.returncode or int(taken_s > MAX_S)
+    process = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *TESTS, *sys.argv[1:]], cwd=ROOT, stdout=sys.stderr)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    say(f"{cpu_s:.1f} s of processor time, at most {MAX_S:g}")
+    return process.returncode or int(cpu_s > MAX_S)
 
 
 if __name__ == "__main__":

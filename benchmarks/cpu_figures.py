@@ -1,4 +1,4 @@
-"""Tables of the CPU backend for the documents, from the record of its proof; what was not measured is left out."""
+"""Tables of the CPU backend for the documents, from the record of its proof; unmeasured rows are left out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,46 +49,46 @@ SET_LOADS = {"prompt": "a prompt of 512", "1": "one stream", "4": "4 streams", "
 
 
 def sets_of(record: Mapping[str, Any]) -> list[list[str]]:
-    """A column for each instruction set: tokens per second, and how many times llama.cpp's where that was measured."""
-    found = record["figures"]
-    measured = [name for name in SETS if f"set_tokens_per_s_prompt_{name}" in found]
+    """Return a column for each instruction set: tokens per second, and the ratio to llama.cpp's if measured."""
+    figures = record["figures"]
+    measured = [name for name in SETS if f"set_tokens_per_s_prompt_{name}" in figures]
     rows = [["tokens/s (times llama.cpp's)", *measured]] if measured else []
-    for load, words in SET_LOADS.items() if measured else ():
+    for load, text in SET_LOADS.items() if measured else ():
         cells = []
         for name in measured:
-            rate, ratio = found.get(f"set_tokens_per_s_{load}_{name}"), found.get(f"set_llamacpp_{load}_{name}")
+            rate, ratio = figures.get(f"set_tokens_per_s_{load}_{name}"), figures.get(f"set_llamacpp_{load}_{name}")
             times = "" if ratio is None else f" ({ratio:.2f}{missed(record, f'set_llamacpp_{load}_{name}')})"
             cells.append("not measured" if rate is None else f"{rate:.1f}{times}")
-        rows.append([words, *cells])
+        rows.append([text, *cells])
     return rows
 
 
-def rows_of(record: Mapping[str, Any], words: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """What it is, the bound, the figure."""
-    found, bounds = record["figures"], record["bounds"]
+def rows_of(record: Mapping[str, Any], texts: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return rows of text, bound and figure."""
+    figures, bounds = record["figures"], record["bounds"]
     return [
-        (told, bounds.get(key, "reported").partition(":")[0], _figure(found[key]) + missed(record, key))
-        for key, told in words.items()
-        if key in found
+        (text, bounds.get(key, "reported").partition(":")[0], _figure(figures[key]) + missed(record, key))
+        for key, text in texts.items()
+        if key in figures
     ]
 
 
 def missed(record: Mapping[str, Any], key: str) -> str:
-    """What a table adds to a figure that is beyond its bound."""
+    """Return the text that a table adds to a figure beyond its bound."""
     return ", bound missed" if key in record.get("broken", ()) else ""
 
 
 def circumstances_of(record: Mapping[str, Any]) -> Sequence[str]:
-    """When, where, and with which instruction sets."""
+    """Return the date, commit, machine and instruction sets of a record as lines of Markdown."""
     machine = record["machine"]
-    told = (
+    prose = (
         f"Run of {record['date']}, commit {record['commit'][:10]}, on {machine['cores']} cores "
         f"({machine['processor']}; {', '.join(machine['abilities'])}). Everything: "
         f"[results/proof-{record['proof']}.json](../../proofs/results/proof-{record['proof']}.json)."
     )
-    return wrapped(told)
+    return wrapped(prose)
 
 
 def _figure(value: float) -> str:
-    """A count to its last digit, a measure to its sixth."""
+    """Format a count with all digits, another number with six."""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

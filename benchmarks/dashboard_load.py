@@ -1,6 +1,6 @@
-"""Agents of three tenants at a server: conversations that begin alike, grow turn by turn, and are begun again.
+"""A load of agents of three tenants: their conversations share prefixes, grow turn by turn, and begin again.
 
-So that there is something to see: shared prefixes, queues, misses, cached blocks that are taken for others.
+It gives the dashboard something to show: shared prefixes, queues, cache misses, evicted blocks.
 """
 
 import asyncio
@@ -15,67 +15,67 @@ TURN_TOKENS = (60, 420)
 ANSWER_TOKENS = (40, 160)
 LONGEST = 2_400
 VOCABULARY = 200
-"""Every tokenizer has so many."""
+"""Token ids are below it, so that they exist in every tokenizer."""
 PRIORITIES = {"support": -1, "research": 0, "nightly": 1}
 STREAMED = 0.25
-"""The part of agents that read their answers as they come: who reads them costs as much as who writes them."""
+"""The share of agents that stream their answers, because reading a stream costs as much as writing it."""
 KINDS = 3
-"""Of agents of a tenant: each has a system prompt of its own."""
+"""Kinds of agents of each tenant, each with its own system prompt."""
 
 
 @asynccontextmanager
 async def agents(url: str, keys: Mapping[str, str], count: int, random: Random) -> AsyncIterator[None]:
-    """So many at once, until this is left. `keys` are of tenants."""
+    """Run `count` agents while the block runs. `keys` are the API keys of tenants by name."""
     prompts = {(name, kind): _tokens(random, SYSTEM_TOKENS) for name in keys for kind in range(KINDS)}
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         names = [*keys]
-        working = [
+        tasks = [
             asyncio.create_task(
                 _agent(
                     session,
                     url,
                     keys[name],
-                    prompts[name, at // len(names) % KINDS],
+                    prompts[name, number // len(names) % KINDS],
                     PRIORITIES.get(name, 0),
-                    Random(at),
+                    Random(number),
                 )
             )
-            for at in range(count)
-            for name in [names[at % len(names)]]
+            for number in range(count)
+            for name in [names[number % len(names)]]
         ]
         try:
             yield
         finally:
-            for task in working:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _agent(
-    session: aiohttp.ClientSession, url: str, key: str, system: list[int], priority: int, random: Random
+    session: aiohttp.ClientSession, url: str, key: str, system_prompt: list[int], priority: int, random: Random
 ) -> None:
-    head = {"Authorization": f"Bearer {key}"}
-    said, is_streamed = [*system], random.random() < STREAMED
+    headers = {"Authorization": f"Bearer {key}"}
+    prompt, is_streamed = [*system_prompt], random.random() < STREAMED
     while True:
-        said = [*said, *_tokens(random, TURN_TOKENS)]
-        if len(said) > LONGEST:
-            said = [*system, *_tokens(random, TURN_TOKENS)]
+        prompt = [*prompt, *_tokens(random, TURN_TOKENS)]
+        if len(prompt) > LONGEST:
+            prompt = [*system_prompt, *_tokens(random, TURN_TOKENS)]
         body = {
             "model": "oracle",
-            "prompt": said,
+            "prompt": prompt,
             "max_tokens": random.randint(*ANSWER_TOKENS),
             "ignore_eos": True,
             "priority": priority,
             "stream": is_streamed,
         }
         try:
-            async with session.post(f"{url}/v1/completions", json=body, headers=head) as answer:
-                async for _ in answer.content.iter_any():
+            async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
+                async for _ in response.content.iter_any():
                     pass
         except aiohttp.ClientError:
             await asyncio.sleep(1)
 
 
-def _tokens(random: Random, between: tuple[int, int]) -> list[int]:
-    return [random.randrange(VOCABULARY) for _ in range(random.randint(*between))]
+def _tokens(random: Random, bounds: tuple[int, int]) -> list[int]:
+    return [random.randrange(VOCABULARY) for _ in range(random.randint(*bounds))]

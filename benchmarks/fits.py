@@ -1,7 +1,7 @@
-"""What fits in how much memory: weights in some format and tokens of keys and values beside them, reckoned from shapes.
+"""Computes what fits in how much memory, from shapes: weights in some format, and tokens of keys and values.
 
-Nothing is measured here: a format says its bytes for each weight, a shape says how many weights and what a token's keys
-and values take. The system and quire itself are given a fixed part.
+Nothing is measured: a format has its bytes per weight, a shape has the number of weights and the bytes of a token's
+keys and values. A fixed part is reserved for the system and for quire itself.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from quire.backends.cpu.formats.weight_format import FORMATS
 GIB = 1 << 30
 MEMORIES_GB = (8, 16, 32, 64)
 SYSTEM_BYTES, OWN_BYTES = 2 * GIB, GIB // 2
-"""For everything else on the machine; for libraries, the tokenizer and the largest step."""
+"""Bytes for everything else on the machine; and for libraries, the tokenizer and the largest step."""
 KV_BYTES = 2
-"""Of one number of a key or value in bfloat16."""
+"""Bytes of one number of a key or value in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What decides a decoder's bytes."""
+    """The sizes that decide the memory of a decoder."""
 
     name: str
     hidden: int
@@ -32,16 +32,16 @@ class ModelShape:
     is_tied: bool
 
     def weight_bytes(self, layers_in: str, head_in: str) -> int:
-        """Matrices of the layers and the embedding in one format, a head of its own in another."""
+        """Bytes of weights: layers (and an untied embedding) in one format, the head in another."""
         attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
-        each = attention + 3 * self.hidden * self.wide
+        layer_weights = attention + 3 * self.hidden * self.wide
         rows = self.vocabulary * self.hidden
-        held = self.layers * each + (0 if self.is_tied else rows)
-        return _bytes_of(held, layers_in) + _bytes_of(rows, head_in)
+        num_weights = self.layers * layer_weights + (0 if self.is_tied else rows)
+        return _bytes_of(num_weights, layers_in) + _bytes_of(rows, head_in)
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of one token."""
+        """Bytes of the keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_size * KV_BYTES
 
 
@@ -55,32 +55,32 @@ MODELS = (
     ModelShape("Llama 3.1 70B", 8192, 80, 64, 8, 128, 28_672, 128_256, is_tied=False),
 )
 HELD = {"Q4_K": "Q6_K", "Q8_0": "Q8_0", "BF16": "BF16"}
-"""Formats of layers, and of the head beside them, as files have them."""
+"""Formats of the layers, and of the head in the same file."""
 
 
 def _bytes_of(num_weights: int, name: str) -> int:
-    made = FORMATS[name]
-    return num_weights // made.block_size * made.block_bytes
+    weight_format = FORMATS[name]
+    return num_weights // weight_format.block_size * weight_format.block_bytes
 
 
 def tokens_that_fit(shape: ModelShape, name: str, memory_bytes: int) -> int:
-    """Tokens of keys and values that are left room for; 0 if not even the weights fit."""
-    left = memory_bytes - SYSTEM_BYTES - OWN_BYTES - shape.weight_bytes(name, HELD[name])
-    return max(0, left // shape.token_bytes)
+    """Return how many tokens of keys and values fit beside the weights; 0 if the weights do not fit."""
+    free_bytes = memory_bytes - SYSTEM_BYTES - OWN_BYTES - shape.weight_bytes(name, HELD[name])
+    return max(0, free_bytes // shape.token_bytes)
 
 
 def fit_rows() -> Iterator[tuple[str, ...]]:
-    """Model, format, bytes of weights, bytes of a token, and the tokens that each memory holds, in words."""
+    """Yield rows: model, format, size of weights, size of a token, and the tokens that fit in each memory."""
     for shape in MODELS:
         for name, head in HELD.items():
-            found = [tokens_that_fit(shape, name, size * GIB) for size in MEMORIES_GB]
-            if any(found):
+            tokens = [tokens_that_fit(shape, name, size * GIB) for size in MEMORIES_GB]
+            if any(tokens):
                 weights, token = shape.weight_bytes(name, head) / GIB, shape.token_bytes / 1024
-                yield shape.name, name, f"{weights:.1f} GiB", f"{token:,.0f} KiB", *map(_told, found)
+                yield shape.name, name, f"{weights:.1f} GiB", f"{token:,.0f} KiB", *map(_rounded_down, tokens)
 
 
-def _told(tokens: int) -> str:
-    """Rounded down, because a pool is whole blocks and a machine is never quite empty."""
+def _rounded_down(tokens: int) -> str:
+    """Format a number of tokens, rounded down, because a pool has whole blocks and other programs run."""
     if tokens < 1_000:
         return "-"
     return f"{tokens // 1_000:,},000"

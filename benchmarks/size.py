@@ -1,4 +1,4 @@
-"""Lines and longest function, file by file: growth is easier to stop while it is small."""
+"""Prints the lines and the longest function of each file, to notice growth early."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1] / "src" / "quire"
 
 
 def longest_function(tree: ast.Module) -> tuple[int, str]:
-    """Lines and name of the longest function in a file."""
+    """Return lines and name of the longest function in a file."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return max((((node.end_lineno or node.lineno) - node.lineno + 1, node.name) for node in functions), default=(0, ""))
 

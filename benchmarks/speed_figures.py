@@ -1,6 +1,6 @@
-"""The table of docs/concepts/speed.md, made from the record of the full proof so that it cannot tell another story.
+"""Generates the table of docs/concepts/speed.md from the record of the full proof.
 
-`python -m benchmarks.speed_figures` writes it between its two marks; a test compares the two.
+`python -m benchmarks.speed_figures` writes it between its two marks; a test checks that it is current.
 """
 
 import json
@@ -33,27 +33,27 @@ ROWS = (
 
 
 def table(record: dict[str, Any]) -> str:
-    """The figures as Markdown, with their date and machine."""
-    found = record["figures"]
+    """Return the figures as Markdown, with their date and machine."""
+    figures = record["figures"]
     lines = ["| | at least | measured | spread |", "|---|---|---|---|"]
     lines += [
-        f"| {told} | {least} | {found[key]:.2f}{missed(record, key)} | {found[f'{key}_spread']:.2f} |"
-        for key, told, least in ROWS
+        f"| {text} | {bound} | {figures[key]:.2f}{missed(record, key)} | {figures[f'{key}_spread']:.2f} |"
+        for key, text, bound in ROWS
     ]
-    bf16, change = found["perplexity_kv_bf16"], found["perplexity_change"]
+    bf16, change = figures["perplexity_kv_bf16"], figures["perplexity_change"]
     machine = record["machine"]
-    told = (
+    prose = (
         f"Full run of {record['date']} on {machine['cores']} cores ({machine['processor']}), SmolLM2-135M in float32: "
         f"medians, and the interquartile range of single rounds. KV in bf16 changes the perplexity of a fixed text of "
-        f"{found['perplexity_tokens']:,} tokens by {change:+.2%}, to {bf16:.3f}; weights and KV in bf16 by "
-        f"{found['perplexity_change_bf16']:+.2%}. "
+        f"{figures['perplexity_tokens']:,} tokens by {change:+.2%}, to {bf16:.3f}; weights and KV in bf16 by "
+        f"{figures['perplexity_change_bf16']:+.2%}. "
         "Everything: [results/proof-native.json](../../proofs/results/proof-native.json)."
     )
-    return "\n".join([*lines, "", *wrapped(told)])
+    return "\n".join([*lines, "", *wrapped(prose)])
 
 
 def with_table(page: str, record: dict[str, Any]) -> str:
-    """The page with what stands between its marks written anew."""
+    """Return the page with a new table between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{table(record)}\n\n{END}{after}"

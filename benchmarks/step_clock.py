@@ -1,7 +1,7 @@
-"""Where a step's time goes: a stopwatch around every product and every native call of real steps.
+"""Measures the time of the parts of real steps, with timers around every matrix product and native call.
 
-What is neither is the **host's**: plan, apply, inputs, the sampler, Python between calls, and small numpy operations.
-The watches' own cost is the host's too, so its share is told rather too large than too small.
+The rest is the **host's** time: plan, apply, inputs, the sampler, Python between calls, and small numpy operations. The
+timers themselves count as host time too, so its share is over- rather than underestimated.
 """
 
 from collections import defaultdict
@@ -32,13 +32,13 @@ HOST = ("plan", "apply")
 
 @dataclass
 class StepClock:
-    """Seconds by part, step after step."""
+    """Seconds of the parts of each step."""
 
     steps: list[dict[str, float]] = field(default_factory=list)
     _now: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def watched(self, part: str, call: Callable[P, R]) -> Callable[P, R]:
-        """The same call, its time added to a part."""
+    def timed(self, part: str, call: Callable[P, R]) -> Callable[P, R]:
+        """Return a function that makes the call and adds its time to a part."""
         now = self._now
 
         @wraps(call)
@@ -52,20 +52,20 @@ class StepClock:
         return timed
 
     def add(self, part: str, seconds: float) -> None:
-        """So much more for this part of the step."""
+        """Add seconds to a part of the current step."""
         self._now[part] += seconds
 
     def step(self, machine: Machine) -> None:
-        """One step of the engine; what no watch saw becomes `host`."""
+        """Run one step of the engine; time outside all timers becomes `host`."""
         self._now.clear()
-        started = perf_counter()
+        start_s = perf_counter()
         machine.step()
-        whole = perf_counter() - started
-        seen = dict(self._now)
-        self.steps.append({**seen, "step": whole, "host": whole - sum(seen[part] for part in seen if part not in HOST)})
+        total_s, parts = perf_counter() - start_s, dict(self._now)
+        host_s = total_s - sum(parts[part] for part in parts if part not in HOST)
+        self.steps.append({**parts, "step": total_s, "host": host_s})
 
     def shares(self) -> dict[str, float]:
-        """Median seconds of each part over all steps."""
+        """Return the median seconds of each part over all steps."""
         parts = sorted({part for step in self.steps for part in step})
         return {part: median(step.get(part, 0.0) for step in self.steps) for part in parts}
 
@@ -74,35 +74,35 @@ class StepClock:
 
 
 @contextmanager
-def watching(machine: Machine, model: Decoder) -> Iterator[StepClock]:
-    """A clock on this engine's native calls, plan and apply, for as long as the block runs."""
+def step_timers(machine: Machine, model: Decoder) -> Iterator[StepClock]:
+    """Time this engine's native calls, plan and apply while the block runs."""
     clock = StepClock()
     kernels = extension.kernels()
-    found = {name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")}
-    found |= {name: clock.watched(name, found[name]) for name in KERNELS}
-    found["compute_step"] = _watched_step(clock, model, found["compute_step"])
+    functions = {name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")}
+    functions |= {name: clock.timed(name, functions[name]) for name in KERNELS}
+    functions["compute_step"] = _timed_step(clock, model, functions["compute_step"])
     scheduler = machine.engine.scheduler
     with ExitStack() as stack:
         stack.callback(model.time_parts, None)
         for module in (decoder, tiles, sampling):
-            stack.enter_context(patch.object(module, "kernels", lambda: SimpleNamespace(**found)))
+            stack.enter_context(patch.object(module, "kernels", lambda: SimpleNamespace(**functions)))
         for name in HOST:
-            stack.enter_context(patch.object(scheduler, name, clock.watched(name, getattr(scheduler, name))))
+            stack.enter_context(patch.object(scheduler, name, clock.timed(name, getattr(scheduler, name))))
         yield clock
 
 
-def _watched_step(clock: StepClock, model: Decoder, call: Callable[[int], None]) -> Callable[[int], None]:
-    """The call times its parts itself; what lies between them is told as `between`."""
+def _timed_step(clock: StepClock, model: Decoder, call: Callable[[int], None]) -> Callable[[int], None]:
+    """Time a native step, which times its parts itself; the rest of its time becomes `between`."""
     seconds = np.zeros(len(PARTS))
     model.time_parts(seconds)
 
     def timed(address: int) -> None:
         seconds[:] = 0.0
-        started = perf_counter()
+        start_s = perf_counter()
         call(address)
-        whole = perf_counter() - started
-        for part, taken in zip(PARTS, seconds.tolist(), strict=True):
-            clock.add(part, taken)
-        clock.add("between", whole - float(seconds.sum()))
+        total_s = perf_counter() - start_s
+        for part, part_s in zip(PARTS, seconds.tolist(), strict=True):
+            clock.add(part, part_s)
+        clock.add("between", total_s - float(seconds.sum()))
 
     return timed

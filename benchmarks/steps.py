@@ -1,8 +1,8 @@
-"""Real engines with a given number of sequences at a given context, ready for their next step, in seconds.
+"""Builds real engines with a given number of sequences at a given context, ready for their next step, within seconds.
 
-How long a step takes does not depend on who computed its context. So contexts are not computed here: every block of the
-store holds the keys and values of a real text, and while an engine is filled its prompts count as fed. From then on
-everything is real: the plan, the kernels over that many blocks, the sampler, the apply.
+The time of a step does not depend on how its context was computed. So contexts are not computed here: every block of
+the store is filled with the keys and values of a real text, and prompts count as computed. Everything after that is
+real: the plan, the kernels over that many blocks, the sampler, the apply.
 """
 
 import time
@@ -32,19 +32,19 @@ GIB = 1 << 30
 MAX_STEP_TOKENS = 512
 MAX_SEQUENCE_TOKENS = 4096
 TEMPLATE_BLOCKS = 32
-"""Blocks of real text, repeated over the store."""
+"""The number of blocks of real text, which are copied over the whole store."""
 NUM_SLOTS = 5 * 64 + 1
-"""For the state of models with recurrent layers; what nobody writes to takes no memory."""
+"""State slots of models with recurrent layers; unused ones take no memory."""
 OWN_TOKENS = 400
-"""A sequence may decode this many."""
+"""The number of tokens that a sequence may decode."""
 
 Times = dict[str, list[float]]
-"""Seconds of each round, by what was timed."""
+"""Seconds of each round, by the name of the call."""
 
 
 @cache
 def real_text() -> list[int]:
-    """This project's own words and code, as the test model's tokens."""
+    """Return this project's pages and code as tokens of the test model."""
     tokenizer = Tokenizer.from_file(str(smollm2().tokenizer_file))
     files = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py")])
     return tokenizer.encode("\n".join(file.read_text() for file in files)).ids
@@ -59,7 +59,7 @@ def load_smollm2(dtype: Dtype = "float32") -> Decoder:
 
 @cache
 def smollm2_model() -> Decoder:
-    """The same, shared: runners differ in their stores only."""
+    """The test model, loaded once: runners share it and have their own stores."""
     return load_smollm2()
 
 
@@ -82,7 +82,7 @@ def make_runner(model: Decoder, store: KVStore) -> CpuRunner:
 
 
 class PrimedRunner:
-    """A runner whose every block holds keys and values of a real text; while it fills, prompts count as computed."""
+    """A runner whose blocks all contain keys and values of real text; while `is_filling`, nothing is computed."""
 
     def __init__(self, model: Decoder, num_blocks: int, dtype: Dtype = "float32") -> None:
         store = make_store(model, num_blocks, dtype)
@@ -92,7 +92,7 @@ class PrimedRunner:
         _prime(self._runner, store)
 
     def start(self, plan: StepPlan) -> PendingStep:
-        return _Filled(plan) if self.is_filling else self._runner.start(plan)
+        return _UncomputedStep(plan) if self.is_filling else self._runner.start(plan)
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         return self._runner.read_blocks(block_ids)
@@ -115,7 +115,7 @@ def _prime(runner: CpuRunner, store: KVStore) -> None:
             rest[...] = array[1 : 1 + len(rest)]
 
 
-class _Filled:
+class _UncomputedStep:
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
 
@@ -136,15 +136,15 @@ def decoding(
     dtype: Dtype = "float32",
     computes: bool = True,
 ) -> Machine:
-    """An engine in which so many greedy sequences of this length decode; `shared` tokens are the same for all. One that
-    does not compute answers at once, and what is left of its steps is the host's."""
+    """Return an engine in which so many greedy sequences of this length decode; `shared` tokens are common to all. With
+    `computes=False` steps return at once, so that only the host's part is left."""
     text, greedy = real_text(), ResolvedSampling(temperature=0.0, max_tokens=OWN_TOKENS)
-    own = [text[1_000 * (at + 1) :][: context - shared] for at in range(num_rows)]
-    return filled(model, [Ask([*text[:shared], *one], greedy) for one in own], dtype, computes=computes)
+    own_texts = [text[1_000 * (row + 1) :][: context - shared] for row in range(num_rows)]
+    return filled(model, [Ask([*text[:shared], *own_text], greedy) for own_text in own_texts], dtype, computes=computes)
 
 
 def filled(model: Decoder, asks: Sequence[Ask], dtype: Dtype, *, computes: bool = True) -> Machine:
-    """An engine in which these are answered, their prompts done."""
+    """Return an engine that decodes these requests, with their prompts computed."""
     num_blocks = 64 + sum(-(-(len(ask.prompt) + OWN_TOKENS) // BLOCK) for ask in asks)
     runner = PrimedRunner(model, num_blocks, dtype)
     machine = Machine(runner, max_running=64, max_step_tokens=MAX_STEP_TOKENS)
@@ -159,7 +159,7 @@ def filled(model: Decoder, asks: Sequence[Ask], dtype: Dtype, *, computes: bool 
 
 
 def kv_bytes(num_rows: int, context: int) -> int:
-    """Of the keys and values that a step of the test model reads, in float32."""
+    """Return the bytes of keys and values that a step of the test model reads, in float32."""
     shape = read_shape(smollm2().config)
     return num_rows * context * 2 * shape.kv_size * shape.num_layers * 4
 
@@ -168,14 +168,14 @@ def kv_bytes(num_rows: int, context: int) -> int:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    started = time.perf_counter()
+    """Return the seconds of one call."""
+    start_s = time.perf_counter()
     call()
-    return time.perf_counter() - started
+    return time.perf_counter() - start_s
 
 
-def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Each call in turn, round after round, after one round that does not count."""
+def interleave(calls: Mapping[str, Callable[[], object]], rounds: int) -> Times:
+    """Time the calls in alternation, after one warm-up round."""
     times: Times = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -185,6 +185,6 @@ def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int) -> Times:
     return times
 
 
-def fastest(taken: Times, names: Sequence[str]) -> list[float]:
-    """The times of whichever operator is fastest."""
-    return min((taken[name] for name in names), key=median)
+def fastest(times: Times, names: Sequence[str]) -> list[float]:
+    """Return the times of the operator with the smallest median."""
+    return min((times[name] for name in names), key=median)

@@ -1,9 +1,9 @@
-"""Writes the tables of the documents from the committed results, and what commands say of themselves: nothing is typed.
+"""Generates the tables of the documents from the committed results, and the help texts of commands.
 
-    python -m benchmarks.tables           rewrite what stands between the marks
+    python -m benchmarks.tables           rewrite the text between the marks
     python -m benchmarks.tables --check   exit 1 if something would change
 
-A document says `<!-- figures: NAME -->` and `<!-- end of figures -->`; what stands between is written here.
+A document has the marks `<!-- figures: NAME -->` and `<!-- end of figures -->`; the text between is generated.
 """
 
 import argparse
@@ -41,23 +41,23 @@ PEERS = {
 
 Results = Mapping[str, Any]
 Writers = Mapping[str, Callable[[Results], str]]
-"""What writes a table from the results, by the name it has in the documents."""
+"""Functions that return a table from the results, by the table's name in the documents."""
 
 
 def main() -> int:
-    """Of the pages with measurements."""
+    """Write the tables of the pages with measurements."""
     return write(PAGES, TABLES)
 
 
 def write(pages: Sequence[str], writers: Writers) -> int:
-    """Write the tables of these pages, or with `--check` only look whether they are as they should be."""
+    """Write the tables of these pages, or with `--check` only list pages whose tables are out of date."""
     parser = argparse.ArgumentParser(description="Write the tables of the documents.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
-    given = parser.parse_args()
-    stale = [page for page in pages if not _is_fresh(ROOT / page, writers, write=not given.check)]
+    arguments = parser.parse_args()
+    stale = [page for page in pages if not _is_fresh(ROOT / page, writers, write=not arguments.check)]
     for page in stale:
-        print(f"{'stale' if given.check else 'written'}: {page}")
-    return 1 if given.check and stale else 0
+        print(f"{'stale' if arguments.check else 'written'}: {page}")
+    return 1 if arguments.check and stale else 0
 
 
 def _is_fresh(path: Path, writers: Writers, *, write: bool) -> bool:
@@ -69,19 +69,19 @@ def _is_fresh(path: Path, writers: Writers, *, write: bool) -> bool:
 
 
 def results(*folders: Path) -> dict[str, Any]:
-    """Every committed result by its name: of measurements and of proofs."""
+    """Return all committed results of measurements and proofs by name."""
     paths = [path for folder in folders or (RESULTS, PROOF_RESULTS) for path in sorted(folder.glob("*.json"))]
     return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
 def filled(page: str, found: Results, writers: Writers | None = None) -> str:
-    """The page with every marked place written anew."""
+    """Return the page with new text between all marks."""
     known = TABLES if writers is None else writers
     return MARKED.sub(lambda mark: f"{mark[1]}{known[mark[2]](found)}\n{mark[3]}", page)
 
 
 def peers(found: Results) -> str:
-    """Ours over theirs, peer by peer."""
+    """Figures of quire over those of each peer."""
     record = found.get("peers")
     if record is None:
         return not_yet("make peers")
@@ -96,7 +96,7 @@ def peers(found: Results) -> str:
 
 
 def better(found: Results) -> str:
-    """What was measured in their favour, as a list."""
+    """A list of figures in which a peer is better."""
     record = found.get("peers")
     if record is None:
         return not_yet("make peers")
@@ -110,7 +110,7 @@ def better(found: Results) -> str:
 
 
 def proof(found: Results) -> str:
-    """What the benchmark's own proof found."""
+    """The figures of the proof of the benchmark."""
     record = found.get("proof-bench")
     if record is None:
         return not_yet("make proof-bench SCALE=full")
@@ -119,17 +119,18 @@ def proof(found: Results) -> str:
 
 
 def claims(found: Results) -> str:
-    """A few figures for who reads one page only."""
+    """A few figures for the README."""
     records = (found.get(name, {"figures": {}}) for name in ("proof-native", "proof-bench"))
-    ours = {key: one for record in records for key, one in record["figures"].items()}
-    told = [(said, ours[key]) for key, said in CLAIMS.items() if key in ours]
-    if not told:
+    figures = {key: figure for record in records for key, figure in record["figures"].items()}
+    rows = [(text, figures[key]) for key, text in CLAIMS.items() if key in figures]
+    if not rows:
         return not_yet("make proof-bench SCALE=full")
-    return table(("SmolLM2-135M in float32, two CPU cores", "times"), [(said, f"{one:.1f}") for said, one in told])
+    header = ("SmolLM2-135M in float32, two CPU cores", "times")
+    return table(header, [(text, f"{figure:.1f}") for text, figure in rows])
 
 
 def engine(found: Results) -> str:
-    """The engine by batch."""
+    """Speed of the engine by batch size."""
     record = found.get("engine")
     if record is None:
         return not_yet("make bench")
@@ -152,7 +153,7 @@ def engine(found: Results) -> str:
 
 
 def sweep(found: Results) -> str:
-    """Our server by number of clients."""
+    """Speed of the server by number of clients."""
     record = found.get("sweep")
     if record is None:
         return not_yet("make bench")
@@ -166,35 +167,34 @@ def sweep(found: Results) -> str:
 
 
 def fits(_found: Results) -> str:
-    """What fits in how much memory; reckoned, not measured."""
-    from benchmarks.fits import HEADER, fit_rows  # noqa: PLC0415 - formats are the CPU backend's
+    """What fits in how much memory; computed, not measured."""
+    from benchmarks.fits import HEADER, fit_rows  # noqa: PLC0415 - imports the CPU backend
 
     return table(HEADER, list(fit_rows()))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
 
 
 def of_proof(
-    name: str, words: Mapping[str, str], tabled: Callable[[Sequence[str], Sequence[Sequence[str]]], str] = table
+    name: str, words: Mapping[str, str], make_table: Callable[[Sequence[str], Sequence[Sequence[str]]], str] = table
 ) -> Callable[[Results], str]:
-    """A table of some rows of this proof."""
+    """Return a function that writes a table of these rows of a proof."""
 
-    def written(found: Results) -> str:
+    def write_table(found: Results) -> str:
         record = found.get(name)
         rows = cpu_figures.rows_of(record, words) if record is not None else []
         if record is None or not rows:
             return not_yet(f"make {name} SCALE=full")
-        made = tabled(("", "bound", "measured"), rows)
-        return "\n".join((made, "", *cpu_figures.circumstances_of(record)))
+        text = make_table(("", "bound", "measured"), rows)
+        return "\n".join((text, "", *cpu_figures.circumstances_of(record)))
 
-    return written
+    return write_table
 
 
 def sets(found: Results) -> str:
-    """The coder's speed on every instruction set that could be forced on the machine of the record."""
+    """Speed of the coder model on every instruction set that could be forced on the recorded machine."""
     record = found.get("proof-cpu")
     rows = [] if record is None else cpu_figures.sets_of(record)
     if record is None or not rows:
@@ -203,13 +203,13 @@ def sets(found: Results) -> str:
 
 
 def help_of(*words: str) -> str:
-    """What a command says of itself."""
+    """The help text of a command."""
     from typer.testing import CliRunner  # noqa: PLC0415
 
     from quire import cli  # noqa: PLC0415
 
-    told = CliRunner().invoke(cli.app, [*words, "--help"], prog_name="quire", terminal_width=100).stdout
-    return f"```\n{told.rstrip()}\n```"
+    text = CliRunner().invoke(cli.app, [*words, "--help"], prog_name="quire", terminal_width=100).stdout
+    return f"```\n{text.rstrip()}\n```"
 
 
 CLAIMS = {
@@ -221,7 +221,7 @@ CLAIMS = {
 
 
 def clients(found: Results) -> str:
-    """Which clients were tried, and what came of it."""
+    """The tested clients and their results."""
     record = found.get("proof-agents")
     rows = [*client_figures.rows_of(record)] if record is not None else []
     return table(client_figures.HEADER, rows) if rows else not_yet("make proof-agents SCALE=full")
@@ -255,14 +255,14 @@ def _bound(key: str, record: Mapping[str, Any]) -> str:
 
 def _made(record: Mapping[str, Any], what: str) -> str:
     machine = record["machine"]
-    where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
-    with_what = f" with {', '.join(record['installed'])}" if record.get("installed") else ""
-    told = f"{what}: {record['date']}, commit {record['commit'][:10]}, {where}{with_what}."
-    return "\n".join(wrapped(told)) + "\n"
+    machine_text = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    with_packages = f" with {', '.join(record['installed'])}" if record.get("installed") else ""
+    prose = f"{what}: {record['date']}, commit {record['commit'][:10]}, {machine_text}{with_packages}."
+    return "\n".join(wrapped(prose)) + "\n"
 
 
 def _picture(name: str) -> str:
-    """A picture beside the guides, where it was drawn."""
+    """Return the link to a picture of the guides, if it exists."""
     return f"![{name}](img/{name}.png)\n\n" if (PICTURES / f"{name}.png").exists() else ""
 
 

@@ -1,8 +1,8 @@
 """Records a real run of commands in a terminal, and draws it: docs/pictures/first-model.svg.
 
 `python -m benchmarks.terminal_picture FOLDER` runs the README's lines in a folder that has a wheel and a model, in an
-environment of its own. Lines appear when they appeared; pauses are cut to two seconds. Nothing is typed in here but the
-commands and the question.
+environment of its own. Lines appear at their recorded times; pauses are cut to two seconds. All text but the commands
+is recorded.
 """
 
 import html
@@ -39,68 +39,68 @@ STYLE = """\
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What stood in the terminal, and since when."""
+    """A line of the terminal, and the time when it appeared."""
 
     at_s: float
     text: str
     is_typed: bool = False
 
 
-def recorded(command: str, around: dict[str, str], folder: Path, end: str, begun_s: float) -> Iterator[Line]:
-    """A command's lines as they come, until it ends or has said `end`: then it is interrupted, as a person would."""
-    yield Line(time.monotonic() - begun_s, f"$ {command}", is_typed=True)
-    pid, wire = pty.fork()
+def record_command(command: str, environment: dict[str, str], folder: Path, end: str, start_s: float) -> Iterator[Line]:
+    """Run a command and yield its lines until it ends, or prints `end` and is interrupted, as a user would do."""
+    yield Line(time.monotonic() - start_s, f"$ {command}", is_typed=True)
+    pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        os.execvpe("bash", ["bash", "-c", f"stty cols {COLUMNS}; {command}"], around)  # noqa: S606
-    rest, is_over = "", False
+        os.execvpe("bash", ["bash", "-c", f"stty cols {COLUMNS}; {command}"], environment)  # noqa: S606
+    rest, is_interrupted = "", False
     while True:
-        ready, _, _ = select.select([wire], [], [], 600)
+        ready, _, _ = select.select([terminal], [], [], 600)
         try:
-            data = os.read(wire, 65536) if ready else b""
-        except OSError:  # the terminal is gone with the last who had it open
+            data = os.read(terminal, 65536) if ready else b""
+        except OSError:  # the last process with this terminal has ended
             data = b""
         if not data:
             break
         *lines, rest = ESCAPES.sub("", rest + data.decode(errors="replace")).split("\n")
         for line in lines:
-            for row in shown(line, folder):
-                yield Line(time.monotonic() - begun_s, row)
-            if end and end in line and not is_over:
-                is_over = True
+            for row in wrap(line, folder):
+                yield Line(time.monotonic() - start_s, row)
+            if end and end in line and not is_interrupted:
+                is_interrupted = True
                 os.kill(pid, signal.SIGINT)
-        if is_over:
+        if is_interrupted:
             break
-    if is_over:
-        os.close(wire)
+    if is_interrupted:
+        os.close(terminal)
     os.waitpid(pid, 0)
 
 
-def shown(line: str, folder: Path) -> list[str]:
-    """As many rows as a terminal gives it; the folder is the user's home, and a long list of packages is cut."""
+def wrap(line: str, folder: Path) -> list[str]:
+    """Wrap a line to rows; the folder is shown as the home folder, and a long list of packages is cut."""
     plain = line.replace(str(folder), "~")
     if plain.startswith("Successfully"):
         return [f"{plain[: COLUMNS - 1]}…"]
-    return [plain[at : at + COLUMNS] for at in range(0, len(plain), COLUMNS)]
+    return [plain[start : start + COLUMNS] for start in range(0, len(plain), COLUMNS)]
 
 
-def shortened(lines: list[Line]) -> list[Line]:
-    """With pauses that nobody minds."""
-    told, lost_s, last_s = list[Line](), 0.0, 0.0
+def shorten_pauses(lines: list[Line]) -> list[Line]:
+    """Shorten long pauses."""
+    result, skipped_s, last_s = list[Line](), 0.0, 0.0
     for line in lines:
-        lost_s += max(0.0, line.at_s - last_s - MAX_PAUSE_S)
+        skipped_s += max(0.0, line.at_s - last_s - MAX_PAUSE_S)
         last_s = line.at_s
-        told.append(Line(line.at_s - lost_s, line.text, line.is_typed))
-    return told
+        result.append(Line(line.at_s - skipped_s, line.text, line.is_typed))
+    return result
 
 
-def drawn(lines: list[Line]) -> str:
-    """The picture."""
+def draw(lines: list[Line]) -> str:
+    """Return the picture as SVG."""
     width, height = COLUMNS * CHARACTER + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
     rows = [
-        f'<text x="{MARGIN}" y="{MARGIN + LINE * (at + 0.75):.0f}" class="{"typed" if one.is_typed else "said"}"'
-        f' style="animation-delay: {one.at_s:.2f}s">{html.escape(one.text)}</text>'
-        for at, one in enumerate(lines)
+        f'<text x="{MARGIN}" y="{MARGIN + LINE * (index + 0.75):.0f}" class="{"typed" if line.is_typed else "said"}"'
+        f' style="animation-delay: {line.at_s:.2f}s">{html.escape(line.text)}</text>'
+        for index, line in enumerate(lines)
     ]
     return "\n".join(
         [
@@ -116,29 +116,29 @@ def drawn(lines: list[Line]) -> str:
 
 
 def main(folder: Path) -> None:
-    """The README's two lines, and a question in the terminal."""
+    """Record the README's two commands, and draw them."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     shutil.copy(smollm2_file(), folder / "model.gguf")
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     if not list(folder.glob("quire-*.whl")):
         subprocess.run(wheel, check=True)
-    around = {
+    environment = {
         "PATH": f"{folder}/venv/bin:/usr/bin:/bin", "HOME": str(folder), "TERM": "dumb", "NO_COLOR": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off",
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
     }  # fmt: skip
-    said = (ROOT / "README.md").read_text().partition("## Your first model")[2].partition("\n## ")[0]
-    install, run = re.findall(r"^\$ (.+)$", said, re.MULTILINE)
-    begun_s = time.monotonic()
+    chapter = (ROOT / "README.md").read_text().partition("## Your first model")[2].partition("\n## ")[0]
+    install, run = re.findall(r"^\$ (.+)$", chapter, re.MULTILINE)
+    start_s = time.monotonic()
     lines = [
         line
-        for line in recorded(install, around, folder, "", begun_s)
+        for line in record_command(install, environment, folder, "", start_s)
         if line.is_typed or line.text.startswith("Successfully")
     ]
-    lines += [line for line in recorded(run, around, folder, "in a browser", begun_s) if line.text.strip()]
+    lines += [line for line in record_command(run, environment, folder, "in a browser", start_s) if line.text.strip()]
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_text(drawn(shortened(lines)))
+    PICTURE.write_text(draw(shorten_pauses(lines)))
     sys.stderr.write(f"{PICTURE.relative_to(ROOT)}: {len(lines)} lines\n")
 
 

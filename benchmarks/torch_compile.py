@@ -1,9 +1,9 @@
-"""What `torch.compile` would give and cost here: a decoder's layers, compiled and ours, in one process.
+"""Compares a decoder's layers compiled by `torch.compile` with quire's, in one process.
 
 `python -m benchmarks.torch_compile` prints the milliseconds of all layers at a few row counts, and the seconds until
-the compiled ones have met each of these. What is compiled is the best case for a compiler: the same products, norms,
-rotary positions and gate, but keys and values that lie dense instead of in blocks, and row counts that are constants.
-Ours is the decoder over its paged store. The answer stands in docs/adr/0012-native-kernels.md.
+the compiled ones have compiled each. The compiled code is the best case for a compiler: the same products, norms,
+rotary positions and gate, but with dense keys and values instead of blocks, and constant row counts. Quire's code is
+the decoder with its paged store. The result is in docs/adr/0012-native-kernels.md.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name of this module
 
 from benchmarks.record import say
 from benchmarks.steps import BLOCK, make_store, smollm2_model
@@ -43,7 +43,7 @@ class Weights(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """A layer's cache: [row, kv head, position, size] each."""
+    """The dense cache of a layer; keys and values are [row, kv head, position, size]."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -55,8 +55,8 @@ def layer(weights: Weights, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Te
     cache.keys[:, :, -1] = rotate(key, cos, sin)
     cache.values[:, :, -1] = value
     queries = rotate(queries, cos, sin).unsqueeze(2)
-    met = F.scaled_dot_product_attention(queries, cache.keys, cache.values, enable_gqa=True)
-    rows = rows + F.linear(met.flatten(1), weights.out)
+    attended = F.scaled_dot_product_attention(queries, cache.keys, cache.values, enable_gqa=True)
+    rows = rows + F.linear(attended.flatten(1), weights.out)
     gate, up = F.linear(_norm(rows, weights.norms[1]), weights.gate_up).chunk(2, dim=-1)
     return rows + F.linear(F.silu(gate) * up, weights.down)
 
@@ -71,33 +71,33 @@ def main() -> int:
     sizes = ((joined, hidden), (hidden, SHAPE.query_size), (2 * wide, hidden), (hidden, wide), (2, hidden))
     stack = [Weights(*(torch.randn(*size) / hidden for size in sizes)) for _ in range(SHAPE.num_layers)]
     compiled = torch.compile(layer, dynamic=False)
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with torch.inference_mode():
         for count in ROWS:
-            started = time.perf_counter()
-            _dense(compiled, stack, count)()
-            found[f"compile_{count}_s"] = time.perf_counter() - started
+            start_s = time.perf_counter()
+            _dense_step(compiled, stack, count)()
+            figures[f"compile_{count}_s"] = time.perf_counter() - start_s
             say(f"  compiled for {count} rows")
         for count in ROWS:
-            calls = {"eager": _dense(layer, stack, count), "compiled": _dense(compiled, stack, count)}
-            for name, taken in _in_turn({**calls, "ours": _ours(count)}).items():
-                found[f"{name}_{count}_ms"] = median(taken) * 1e3
-    print(json.dumps({name: round(value, 2) for name, value in found.items()}))
+            calls = {"eager": _dense_step(layer, stack, count), "compiled": _dense_step(compiled, stack, count)}
+            for name, times in _interleave({**calls, "ours": _quire_step(count)}).items():
+                figures[f"{name}_{count}_ms"] = median(times) * 1e3
+    print(json.dumps({name: round(value, 2) for name, value in figures.items()}))
     return 0
 
 
-def _in_turn(calls: dict[str, Step]) -> dict[str, list[float]]:
+def _interleave(calls: dict[str, Step]) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for at in range(ROUNDS + 2):
+    for round_number in range(ROUNDS + 2):
         for name, call in calls.items():
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             call()
-            if at >= 2:
-                times[name].append(time.perf_counter() - started)
+            if round_number >= 2:
+                times[name].append(time.perf_counter() - start_s)
     return times
 
 
-def _dense(of: Callable[..., torch.Tensor], stack: list[Weights], count: int) -> Step:
+def _dense_step(layer_function: Callable[..., torch.Tensor], stack: list[Weights], count: int) -> Step:
     half = (CONTEXT - 1) * torch.from_numpy(read_rope(SHAPE.layers[0].rope).frequencies)
     angles = torch.cat((half, half)).expand(count, 1, -1)
     cos, sin = angles.cos(), angles.sin()
@@ -107,20 +107,20 @@ def _dense(of: Callable[..., torch.Tensor], stack: list[Weights], count: int) ->
     def run() -> torch.Tensor:
         rows = torch.ones(count, SHAPE.hidden_size)
         for weights, cache in zip(stack, caches, strict=True):
-            rows = of(weights, rows, cos, sin, cache)
+            rows = layer_function(weights, rows, cos, sin, cache)
         return rows
 
     return run
 
 
-def _ours(count: int) -> Step:
-    """The decoder's layers over a paged store, without the head: no row's logits are wanted."""
-    model = smollm2_model()
-    each = -(-CONTEXT // BLOCK)
-    store = make_store(model, count * each)
-    items = [WorkItem(at, (5,), CONTEXT - 1, tuple(range(1 + at * each, 1 + (at + 1) * each))) for at in range(count)]
-    nothing = np.empty(0, np.int64)
-    return lambda: model.compute(make_batch(items, BLOCK), store, nothing)
+def _quire_step(count: int) -> Step:
+    """Return a call of the decoder's layers with a paged store, without the head: no logits are requested."""
+    model, size = smollm2_model(), -(-CONTEXT // BLOCK)
+    store = make_store(model, count * size)
+    tables = [tuple(range(1 + row * size, 1 + (row + 1) * size)) for row in range(count)]
+    items = [WorkItem(row, (5,), CONTEXT - 1, table) for row, table in enumerate(tables)]
+    no_rows = np.empty(0, np.int64)
+    return lambda: model.compute(make_batch(items, BLOCK), store, no_rows)
 
 
 if __name__ == "__main__":

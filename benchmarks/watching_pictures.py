@@ -1,8 +1,8 @@
-"""Takes the pictures of `quire top` and `quire explain`: docs/images/top.svg and docs/images/explain.svg.
+"""Draws the pictures of `quire top` and `quire explain`: docs/images/top.svg and docs/images/explain.svg.
 
-`python -m benchmarks.watching_pictures FOLDER` runs both commands in a terminal and draws what they show: what the test
-model's cache says of a prompt whose day has changed, and a server that agents of three tenants keep busy. Its model is
-an oracle with a pace, as in the pictures of the dashboard: its speed is no measurement.
+`python -m benchmarks.watching_pictures FOLDER` runs both commands in a terminal and draws their output: the prefix miss
+of a prompt whose date has changed, and a server that agents of three tenants keep busy. Its model is an oracle, which
+computes nothing and has a fixed step time: its speed is no measurement.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from quire.api.access.keys import add_key
 IMAGES = ROOT / "docs" / "images"
 COLUMNS, ROWS = 104, 36
 UNDER_LOAD_S = 150.0
-"""The pool fills, the queue forms, and the last hour has a few rows."""
+"""Long enough to fill the pool and the queue, and to get a few rows in the last hour."""
 PORT = 8000
 TOP, EXPLAIN = "quire top", "quire explain body.json"
 ORACLE = (
@@ -48,15 +48,15 @@ ORACLE = (
 NUM_AGENTS = 80
 START_S = 900.0
 FRAME = "\x1b[H"
-"""Where a screen is drawn anew."""
+"""The escape code with which a new frame begins."""
 COLOURS = {
     "grey": ("#59636e", "#9198a1"), "red": ("#a40e26", "#ff7b72"), "blue": ("#0550ae", "#79c0ff"),
     "green": ("#116329", "#56d364"),
     "magenta": ("#8250df", "#d2a8ff"), "yellow": ("#7d4e00", "#e3b341"), "cyan": ("#1b6c7c", "#56d4dd"),
 }  # fmt: skip
-"""In the light and in the dark."""
+"""Colours in the light and the dark scheme."""
 NUMBERED = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "grey")
-"""What a terminal calls its colours."""
+"""Names of the terminal's colours by number."""
 LIBRARY = (
     "You answer letters to a public library of a small town, its readers and its books, and you answer in one or two "
     "friendly sentences. Today is {day}, and the library is open from nine to five. Never promise a book that is lent "
@@ -64,34 +64,34 @@ LIBRARY = (
 )
 
 
-# -- servers that work -------------------------------------------------------------------------------------------------
+# -- servers -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def served(words: Sequence[str], folder: Path, around: Mapping[str, str]) -> Iterator[None]:
-    """A server at the usual port, until this is left."""
+def run_server(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Run a server on the default port while the block runs."""
     with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen([*words, "--port", str(PORT)], cwd=folder, env=dict(around), stderr=log)
+        server = subprocess.Popen([*command, "--port", str(PORT)], cwd=folder, env=dict(environment), stderr=log)
         try:
             _wait_until_ready(server)
             yield
         finally:
-            for _ in range(2):  # what runs need not be waited for
+            for _ in range(2):  # the second signal stops running requests
                 server.send_signal(signal.SIGINT)
             server.wait()
 
 
 def _wait_until_ready(server: "subprocess.Popen[bytes]") -> None:
-    until_s = time.monotonic() + START_S
-    while time.monotonic() < until_s and server.poll() is None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s and server.poll() is None:
         with suppress(OSError, HTTPException):
-            if _asked("GET", "/ready") == 200:
+            if _request("GET", "/ready") == 200:
                 return
         time.sleep(0.2)
-    sys.exit("the server did not come up; server.log says why")
+    sys.exit("the server did not become ready; see server.log")
 
 
-def _asked(method: str, path: str, body: object = None) -> int:
+def _request(method: str, path: str, body: object = None) -> int:
     connection = HTTPConnection("127.0.0.1", PORT, timeout=600)
     try:
         connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
@@ -102,41 +102,41 @@ def _asked(method: str, path: str, body: object = None) -> int:
         connection.close()
 
 
-# -- what a terminal shows ---------------------------------------------------------------------------------------------
+# -- output of a terminal ----------------------------------------------------------------------------------------------
 
 
-def shown(command: str, folder: Path, around: Mapping[str, str], for_s: float | None = None) -> list[Text]:
-    """What a command leaves on a terminal; of one that draws a screen, its last picture before q is typed."""
-    pid, wire = pty.fork()
+def screen_of(command: str, folder: Path, environment: Mapping[str, str], for_s: float | None = None) -> list[Text]:
+    """Run a command and return its output; of a full-screen program, the last frame before q is typed."""
+    pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        os.execvpe("bash", ["bash", "-c", command], dict(around))  # noqa: S606
-    fcntl.ioctl(wire, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    until_s = None if for_s is None else time.monotonic() + for_s
-    heard = b""
+        os.execvpe("bash", ["bash", "-c", command], dict(environment))  # noqa: S606
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    end_s = None if for_s is None else time.monotonic() + for_s
+    data_so_far = b""
     while True:
-        ready, _, _ = select.select([wire], [], [], 0.2)
-        if until_s is not None and time.monotonic() >= until_s:
-            os.write(wire, b"q")
-            until_s = None
+        ready, _, _ = select.select([terminal], [], [], 0.2)
+        if end_s is not None and time.monotonic() >= end_s:
+            os.write(terminal, b"q")
+            end_s = None
         try:
-            data = os.read(wire, 65_536) if ready else None
-        except OSError:  # the terminal is gone with the last who had it open
+            data = os.read(terminal, 65_536) if ready else None
+        except OSError:  # the last process with this terminal has ended
             break
         if data == b"":
             break
-        heard += data or b""
-    os.close(wire)
+        data_so_far += data or b""
+    os.close(terminal)
     os.waitpid(pid, 0)
-    told = heard.decode(errors="replace").replace("\r", "")
-    frames = told.split(FRAME)
-    last = frames[-1].partition("\x1b[?")[0] if len(frames) > 1 else told
-    return [Text.from_ansi(line) for line in last.rstrip().split("\n")]
+    output = data_so_far.decode(errors="replace").replace("\r", "")
+    frames = output.split(FRAME)
+    frame = frames[-1].partition("\x1b[?")[0] if len(frames) > 1 else output
+    return [Text.from_ansi(line) for line in frame.rstrip().split("\n")]
 
 
-def drawn(command: str, lines: Sequence[Text]) -> str:
-    """As a picture, in the light or in the dark."""
-    rows = [part for row in (Text(f"$ {command}", "bold"), *lines) for part in _wrapped(row)]
+def draw(command: str, lines: Sequence[Text]) -> str:
+    """Return the picture as SVG, with a light and a dark scheme."""
+    rows = [part for row in (Text(f"$ {command}", "bold"), *lines) for part in _wrap(row)]
     width, height = COLUMNS * CHARACTER + 2 * MARGIN, len(rows) * LINE + 2 * MARGIN
     return "\n".join(
         [
@@ -144,7 +144,7 @@ def drawn(command: str, lines: Sequence[Text]) -> str:
             f"<title>{html.escape(command)}, in a terminal</title>",
             f"<style>\n{_style()}\n</style>",
             f'<rect class="screen" x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="8"/>',
-            *(piece for at, row in enumerate(rows) for piece in _row(row, MARGIN + LINE * (at + 0.75))),
+            *(piece for index, row in enumerate(rows) for piece in _row(row, MARGIN + LINE * (index + 0.75))),
             "</svg>",
             "",
         ]
@@ -152,7 +152,7 @@ def drawn(command: str, lines: Sequence[Text]) -> str:
 
 
 def _row(row: Text, y: float) -> Iterator[str]:
-    """Every run of one style where it stands: fonts have block characters of other widths than letters."""
+    """Yield each run of one style at its column, because block characters may have other widths than letters."""
     column = 0
     for text, style in _runs(row):
         if text.strip():
@@ -166,31 +166,31 @@ def _row(row: Text, y: float) -> Iterator[str]:
 
 
 def _runs(row: Text) -> Iterator[tuple[str, str]]:
-    """Pieces of one style each."""
+    """Split a row into runs of one style."""
     styles = [""] * len(row.plain)
     for span in (Span(0, len(row.plain), row.style), *row.spans):
-        for at in range(span.start, min(span.end, len(styles))):
-            styles[at] = f"{styles[at]} {_classes(span.style)}".strip()
-    for style, group in groupby(zip(row.plain, styles, strict=True), key=lambda one: one[1]):
+        for column in range(span.start, min(span.end, len(styles))):
+            styles[column] = f"{styles[column]} {_classes(span.style)}".strip()
+    for style, group in groupby(zip(row.plain, styles, strict=True), key=lambda pair: pair[1]):
         yield "".join(character for character, _ in group), style
 
 
-def _classes(given: str | Style) -> str:
-    """What the picture's style sheet calls it."""
-    style = Style.parse(given) if isinstance(given, str) else given
+def _classes(style_or_name: str | Style) -> str:
+    """Return the classes of a style in the picture's style sheet."""
+    style = Style.parse(style_or_name) if isinstance(style_or_name, str) else style_or_name
     number = None if style.color is None else style.color.number
     colour = () if number is None or number >= len(NUMBERED) else (NUMBERED[number],)
     return " ".join((*colour, *(["bold"] if style.bold else []), *(["dim"] if style.dim else [])))
 
 
-def _wrapped(row: Text) -> list[Text]:
-    """On as many lines as the terminal needs for it."""
+def _wrap(row: Text) -> list[Text]:
+    """Wrap a row to the width of the terminal."""
     return list(row.divide(range(COLUMNS, len(row.plain), COLUMNS)))
 
 
 def _style() -> str:
-    light = "\n".join(f"  .{name} {{ fill: {one}; }}" for name, (one, _) in COLOURS.items())
-    dark = "\n".join(f"    .{name} {{ fill: {one}; }}" for name, (_, one) in COLOURS.items())
+    light = "\n".join(f"  .{name} {{ fill: {colour}; }}" for name, (colour, _) in COLOURS.items())
+    dark = "\n".join(f"    .{name} {{ fill: {colour}; }}" for name, (_, colour) in COLOURS.items())
     return f"""\
   text {{ font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1b1f24; white-space: pre; }}
   .screen {{ fill: #f4f5f7; stroke: #d5d9de; }}
@@ -205,48 +205,48 @@ def _style() -> str:
   }}"""
 
 
-def explained(folder: Path, around: Mapping[str, str]) -> list[Text]:
-    """Yesterday's question to the test model, and then today's: the day stands near the top."""
+def explain_output(folder: Path, environment: Mapping[str, str]) -> list[Text]:
+    """Ask a question with Monday's date in the system prompt, and explain the miss of the same with Tuesday's."""
     shutil.copy(smollm2_file(), folder / "smollm2.gguf")
-    with served(["quire", "serve", "smollm2.gguf", "--memory", "1GB"], folder, around):
+    with run_server(["quire", "serve", "smollm2.gguf", "--memory", "1GB"], folder, environment):
         for day in ("Monday", "Tuesday"):
-            told = [("system", LIBRARY.format(day=day)), ("user", "Is the book about bees there?")]
-            messages = [{"role": role, "content": content} for role, content in told]
+            turns = [("system", LIBRARY.format(day=day)), ("user", "Is the book about bees there?")]
+            messages = [{"role": role, "content": content} for role, content in turns]
             body = {"model": "smollm2", "messages": messages, "max_tokens": 4}
             (folder / "body.json").write_text(json.dumps(body))
             if day == "Monday":
-                _asked("POST", "/v1/chat/completions", body)
-        return shown(EXPLAIN, folder, around)
+                _request("POST", "/v1/chat/completions", body)
+        return screen_of(EXPLAIN, folder, environment)
 
 
-async def watched(folder: Path, around: Mapping[str, str]) -> list[Text]:
-    """A server whose model is an oracle with a pace, while agents of three tenants keep 64 places busy."""
+async def top_output(folder: Path, environment: Mapping[str, str]) -> list[Text]:
+    """Return a screen of `quire top` of an oracle server that agents of three tenants keep busy."""
     keys_file = folder / "keys.json"
     keys_file.unlink(missing_ok=True)
-    ceilings = {"support": "high", "research": "normal", "nightly": "low"}
-    keys = {name: add_key(keys_file, name, max_class=ceiling) for name, ceiling in ceilings.items()}
-    words = [sys.executable, "-m", "tests.support.servers.oracle_server", *ORACLE, "--keys-file", str(keys_file)]
-    with served(words, folder, {**around, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}):
+    max_classes = {"support": "high", "research": "normal", "nightly": "low"}
+    keys = {name: add_key(keys_file, name, max_class=ceiling) for name, ceiling in max_classes.items()}
+    command = [sys.executable, "-m", "tests.support.servers.oracle_server", *ORACLE, "--keys-file", str(keys_file)]
+    with run_server(command, folder, {**environment, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}):
         async with agents(f"http://127.0.0.1:{PORT}", keys, NUM_AGENTS, random.Random(29)):
-            return await asyncio.to_thread(shown, TOP, folder, around, UNDER_LOAD_S)
+            return await asyncio.to_thread(screen_of, TOP, folder, environment, UNDER_LOAD_S)
 
 
 def main(folder: Path) -> None:
-    """Both pictures."""
+    """Draw both pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     IMAGES.mkdir(parents=True, exist_ok=True)
-    around = {
+    environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8",
         "XDG_RUNTIME_DIR": str(folder), "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS),
     }  # fmt: skip
     if (cache := os.environ.get("QUIRE_CACHE")) is not None:
-        around["QUIRE_CACHE"] = cache
+        environment["QUIRE_CACHE"] = cache
     for name, command, lines in (
-        ("explain", EXPLAIN, explained(folder, around)),
-        ("top", TOP, asyncio.run(watched(folder, around))),
+        ("explain", EXPLAIN, explain_output(folder, environment)),
+        ("top", TOP, asyncio.run(top_output(folder, environment))),
     ):
         path = IMAGES / f"{name}.svg"
-        path.write_text(drawn(command, lines))
+        path.write_text(draw(command, lines))
         say(f"{path.relative_to(ROOT)}: {len(lines)} lines")
 
 

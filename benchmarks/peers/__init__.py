@@ -1,1 +1,1 @@
-"""Other servers, each in a virtual environment of its own, started beside ours and measured interleaved."""
+"""Compares quire with other engines, each in its own virtual environment, in alternating rounds."""

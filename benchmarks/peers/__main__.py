@@ -1,11 +1,11 @@
-"""`make peers`: quire beside its peers, the same model and the same prompts, interleaved in one run.
+"""`make peers`: compares quire with other engines, with the same model and prompts, in alternating rounds of one run.
 
     python -m benchmarks.peers --only vllm,transformers,openvino,llamacpp --rounds 5
 
 Each peer must have been installed by `benchmarks/peers/install.sh NAME`. Servers listen on loopback and are stopped by
-their process ids. Every figure is ours over theirs: the median over the rounds of the ratio within a round, with the
-smallest and largest beside it. A round in which an answer failed or was too short stops the run: nothing is left out.
-Writes results/peers.json; peers that were not run keep what the file says of them.
+their process ids. Every figure is quire's over the peer's: the median of the ratios of all rounds, with the smallest
+and the largest. A failed or short answer stops the run, so no round is left out. It writes results/peers.json; peers
+that were not run keep their figures in this file.
 """
 
 import argparse
@@ -40,11 +40,11 @@ from quire.workload.visits import Span
 from quire.workload.writing import SpanWriter
 
 SETTLE_S = 1.5
-"""Between two loads: threads of the one that spoke last go to sleep; some spin for a second before they do."""
+"""The pause between two loads, in which threads of the last engine go to sleep; some spin for a second before."""
 MIXTURE_LAYERS = 34
-"""Of 48; the file has 11.9 GiB."""
+"""Layers of the generated model, whose file has 11.9 GiB; the published model has 48."""
 OPENVINO_COUNTS = (1, 8, 16, 32, 64)
-BOUNDS: dict[str, float] = {
+MIN_RATIOS: dict[str, float] = {
     "vllm_8": 1.2,
     "vllm_16": 1.3,
     "vllm_32": 1.1,
@@ -58,20 +58,20 @@ BOUNDS: dict[str, float] = {
     "llamacpp_prefill_coder": 1.8,
     "moe_llamacpp_1": 1.0,
 }
-"""At least so many times theirs. Other settings of a peer are told beside it and held to nothing."""
-MOST = {f"vllm_ttft_{clients}": 1.0 for clients in (8, 16, 32)}
-"""Time until the first token: at most so many times theirs."""
+"""Minimal ratios. Figures with other settings of a peer are recorded without bounds."""
+MAX_RATIOS = {f"vllm_ttft_{clients}": 1.0 for clients in (8, 16, 32)}
+"""Maximal ratios of the time to the first token."""
 PEER_FILE = RESULTS / "peers.json"
 
 
 @dataclass(slots=True)
 class Ratios:
-    """Figures of both, round by round."""
+    """Figures of quire and of one peer, round by round."""
 
     ours: dict[str, list[float]] = field(default_factory=dict)
     theirs: dict[str, list[float]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    """How the peer was set up, where there was a choice."""
+    """Settings of both sides that are not defaults."""
 
     def take(self, key: str, ours: float, theirs: float) -> None:
         self.ours.setdefault(key, []).append(ours)
@@ -79,29 +79,29 @@ class Ratios:
         say(f"  {key:24} ours {ours:12.2f}   theirs {theirs:12.2f}   {ours / theirs:6.2f}")
 
     def record(self) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         for key, ours in self.ours.items():
-            ratios = [one / other for one, other in zip(ours, self.theirs[key], strict=True)]
-            told[key] = {
+            ratios = [a / b for a, b in zip(ours, self.theirs[key], strict=True)]
+            rows[key] = {
                 "ratio": round(statistics.median(ratios), 4),
                 "between": [round(min(ratios), 4), round(max(ratios), 4)],
                 "ours": round(statistics.median(ours), 3),
                 "theirs": round(statistics.median(self.theirs[key]), 3),
                 "rounds": len(ratios),
             }
-        return told
+        return rows
 
 
 # -- servers -----------------------------------------------------------------------------------------------------------
 
 
 def vllm(ratios: Ratios, rounds: int) -> None:
-    """As whoever installs it starts it: it computes on all cores but one, and leaves that to its scheduler."""
+    """vLLM with its defaults: it computes on all cores but one, which its scheduler uses."""
     _vllm(ratios, rounds, "vllm", {})
 
 
 def vllm_all_cores(ratios: Ratios, rounds: int) -> None:
-    """Bound to all cores, as ours is: on a small machine the faster setting."""
+    """vLLM on all cores, like quire: the faster setting on a small machine."""
     _vllm(ratios, rounds, "vllm_all_cores", {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"})
 
 
@@ -135,11 +135,11 @@ def _vllm_rounds(ratios: Ratios, rounds: int, name: str, ours: Running, theirs: 
             setup = LoadSetup(
                 requests=2 * clients, concurrency=clients, prompt_tokens=256, output_tokens=64, prompts="tokens"
             )
-            one, other = _turn(number, partial(_distinct, setup=setup), ours, theirs)
+            one, other = _measure_both(number, partial(_distinct, setup=setup), ours, theirs)
             ratios.take(f"{name}_{clients}", one["output_throughput"], other["output_throughput"])
             ratios.take(f"{name}_ttft_{clients}", one["median_ttft_ms"], other["median_ttft_ms"])
         for clients in (16, 32):
-            both = _turn(number, partial(_shared, clients=clients), ours, theirs)
+            both = _measure_both(number, partial(_shared, clients=clients), ours, theirs)
             for kind in ("cold", "warm"):
                 one, other = (side[kind] for side in both)
                 key = f"{name}_shared_{kind}_{clients}"
@@ -148,55 +148,55 @@ def _vllm_rounds(ratios: Ratios, rounds: int, name: str, ours: Running, theirs: 
 
 def transformers(ratios: Ratios, rounds: int) -> None:
     model = str(smollm2_directory())
-    # It takes text only, refuses fields it does not know, and ends where the model ends unless that token is unsaid.
-    never_ends = json.dumps({"do_sample": False, "eos_token_id": -1, "pad_token_id": 0})
-    extra = {"stream_options": None, "generation_config": never_ends}
-    wishes = BenchOptions(model=model, ignores_eos=False, extra=extra)
+    # It accepts text only, rejects unknown fields, and stops at the end-of-sequence token unless that is disabled.
+    generation_config = json.dumps({"do_sample": False, "eos_token_id": -1, "pad_token_id": 0})
+    extra = {"stream_options": None, "generation_config": generation_config}
+    client_options = BenchOptions(model=model, ignores_eos=False, extra=extra)
     command = Command(
         (
             *(str(_python("transformers").with_name("transformers")), "serve", model, "--continuous-batching"),
             *("--host", HOST, "--port", "{port}", "--device", "cpu", "--dtype", "float32"),
-            # Its cache would take most of the machine's memory; this holds 32 requests of 1,024 tokens.
+            # Its default cache would take most of the memory; this one holds 32 requests of 1,024 tokens.
             *("--cb-block-size", "256", "--cb-num-blocks", "128"),
         ),
         ready_s=600.0,
         environment={"HF_HOME": str(folder("transformers") / "hf"), "HF_HUB_OFFLINE": "1"},
-        wishes=wishes,
+        client_options=client_options,
     )
     setup = LoadSetup(requests=16, concurrency=16, prompt_tokens=256, output_tokens=64, prompts="text")
     with started(quire_command(smollm2_directory())) as ours, started(command) as theirs:
 
         def load(side: Running, seed: str) -> dict[str, Any]:
-            return _distinct(side, seed, setup, wishes if side is theirs else BenchOptions())
+            return _distinct(side, seed, setup, client_options if side is theirs else BenchOptions())
 
         for number in range(rounds):
             say(f"transformers, round {number + 1} of {rounds}")
-            one, other = _turn(number, load, ours, theirs)
+            one, other = _measure_both(number, load, ours, theirs)
             ratios.take("transformers_16", one["output_throughput"], other["output_throughput"])
             ratios.take("transformers_ttft_16", one["median_ttft_ms"], other["median_ttft_ms"])
 
 
-def _turn(number: int, load: Callable[[Running, str], Any], ours: Running, theirs: Running) -> tuple[Any, Any]:
-    """Both under one load of prompts nobody has seen, the first to go changing from round to round."""
+def _measure_both(number: int, load: Callable[[Running, str], Any], ours: Running, theirs: Running) -> tuple[Any, Any]:
+    """Run both with one load of new prompts, in an order that changes from round to round."""
     seed = token_hex(8)
     sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
-    told = {side.pid: load(side, seed) for side in sides}
-    return told[ours.pid], told[theirs.pid]
+    results = {side.pid: load(side, seed) for side in sides}
+    return results[ours.pid], results[theirs.pid]
 
 
-def _distinct(side: Running, seed: str, setup: LoadSetup, wishes: BenchOptions | None = None) -> dict[str, Any]:
+def _distinct(side: Running, seed: str, setup: LoadSetup, client_options: BenchOptions | None = None) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         async with Client(side.server) as client:
-            bench = await Bench.open(client, wishes or BenchOptions(), RunListener())
+            bench = await Bench.open(client, client_options or BenchOptions(), RunListener())
             await asyncio.sleep(SETTLE_S)
             _, run = await bench.run(setup, seed, "")
-            return _checked(metrics_of(run), len(run.outcomes) * (setup.output_tokens or 0))
+            return _check_complete(metrics_of(run), len(run.outcomes) * (setup.output_tokens or 0))
 
     return run_async(main())
 
 
 def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]:
-    """512 shared and 64 distinct tokens in, 64 out: everybody at once under a prefix nobody has seen, then others."""
+    """512 shared and 64 distinct tokens in, 64 out: all clients at once with a new prefix, then once more."""
     setup = LoadSetup(
         workload="shared",
         requests=2 * clients,
@@ -210,21 +210,21 @@ def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]
         async with Client(side.server) as client:
             bench = await Bench.open(client, BenchOptions(), RunListener())
             visits, maker = setup.visits(seed), bench.maker(setup, seed)
-            told = {}
+            results = {}
             for kind, some in (("cold", visits[:clients]), ("warm", visits[clients:])):
                 await asyncio.sleep(SETTLE_S)
                 run = await bench.run_visits(maker, some, Pace(concurrency=clients))
-                told[kind] = _checked(metrics_of(run), clients * 64)
-            return told
+                results[kind] = _check_complete(metrics_of(run), clients * 64)
+            return results
 
     return run_async(main())
 
 
-def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+def _check_complete(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:
     if figures["failed"] or figures["total_output_tokens"] != num_tokens:
         raise RuntimeError(
-            f"every request must be answered with all its tokens: {figures['failed']} failed "
-            f"({figures['error_kinds']}), {figures['total_output_tokens']} of {num_tokens} tokens came"
+            f"expected complete answers to all requests, got {figures['failed']} failed ones "
+            f"({figures['error_kinds']}), {figures['total_output_tokens']} of {num_tokens} tokens"
         )
     return figures
 
@@ -233,36 +233,36 @@ def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:
 
 
 def openvino(ratios: Ratios, rounds: int) -> None:
-    """Both with weights in fewer bits: theirs 4, as they are in the file, ours 16."""
+    """OpenVINO with the file's 4-bit weights, quire with 16-bit weights."""
     openvino_rounds(ratios, rounds, "openvino", smollm2_directory(), "bfloat16")
 
 
 def openvino_float32(ratios: Ratios, rounds: int) -> None:
-    """Ours as it starts by default."""
+    """OpenVINO with 4-bit weights, quire with its default, float32."""
     openvino_rounds(ratios, rounds, "openvino_float32", smollm2_directory(), "float32")
 
 
 def openvino_rounds(ratios: Ratios, rounds: int, name: str, model: Path, dtype: str) -> None:
-    """Both in processes of their own, asked over pipes; theirs reads the 4-bit file, ours a model of the same."""
+    """Run both engines in separate processes; OpenVINO reads the 4-bit file, quire a model converted from it."""
     ratios.settings = {"ours": {"dtype": dtype}}
-    theirs_words = (str(_python("openvino")), "benchmarks/peers/openvino_worker.py", str(smollm2_file()), "4")
+    their_command = (str(_python("openvino")), "benchmarks/peers/openvino_worker.py", str(smollm2_file()), "4")
     settings = {"memory_bytes": 6 << 30, "max_sequence_tokens": 2048, "dtype": dtype}
-    with quire_working(model, settings) as ours, working(theirs_words, {"PYTHONPATH": ""}) as theirs:
+    with quire_working(model, settings) as ours, working(their_command, {"PYTHONPATH": ""}) as theirs:
         for number in range(rounds):
             say(f"{name}, round {number + 1} of {rounds}")
             for count in OPENVINO_COUNTS:
                 sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
                 prompts = _prompts(count)
-                told = {}
+                rates = {}
                 for side in sides:
                     time.sleep(SETTLE_S)
-                    told[id(side)] = _rates(side, prompts)
-                for place, part in enumerate(("", "decode_")):
-                    ratios.take(f"{name}_{part}{count}", told[id(ours)][place], told[id(theirs)][place])
+                    rates[id(side)] = _rates(side, prompts)
+                for index, part in enumerate(("", "decode_")):
+                    ratios.take(f"{name}_{part}{count}", rates[id(ours)][index], rates[id(theirs)][index])
 
 
 def llamacpp(ratios: Ratios, rounds: int) -> None:
-    """On the 1.5B coder's file of 4 bits, both with its weights as they are."""
+    """llama.cpp and quire on the 4-bit file of the 1.5B coder, whose weights neither converts."""
     ratios.settings = {"ours": {"dtype": "auto"}, "threads": llamacpp_peer.NUM_THREADS}
     with llamacpp_peer.loaded(coder_file(), {"dtype": "auto"}) as sides:
         for number in range(rounds):
@@ -272,7 +272,7 @@ def llamacpp(ratios: Ratios, rounds: int) -> None:
 
 
 def llamacpp_mixture(ratios: Ratios, rounds: int) -> None:
-    """On a mixture of experts in 4 bits: both at once would not fit, so each is loaded anew for every turn."""
+    """A 4-bit mixture of experts: both do not fit into memory at once, so each is loaded again in every round."""
     file, ours = bench_mixture(MIXTURE_LAYERS), {"dtype": "auto", "memory_bytes": 16 << 30, "max_sequence_tokens": 1024}
     ratios.settings = {"ours": ours, "threads": llamacpp_peer.NUM_THREADS}
     for number in range(rounds):
@@ -280,25 +280,25 @@ def llamacpp_mixture(ratios: Ratios, rounds: int) -> None:
         rates = []
         for is_ours in (True, False):
             settings = {**ours, "num_threads": llamacpp_peer.NUM_THREADS}
-            with quire_working(file, settings) if is_ours else llamacpp_peer.their_working(file, 1) as worker:
-                llamacpp_peer.decode_rate(worker, llamacpp_peer.new_prompts(1, 512), 9)  # its weights are in memory now
+            with quire_working(file, settings) if is_ours else llamacpp_peer.llamacpp_worker(file, 1) as worker:
+                llamacpp_peer.decode_rate(worker, llamacpp_peer.new_prompts(1, 512), 9)  # a warm-up
                 prompts = llamacpp_peer.new_prompts(1, llamacpp_peer.SHORT_PROMPT)
                 rates.append(llamacpp_peer.decode_rate(worker, prompts, 49))
         ratios.take("moe_llamacpp_1", *rates)
 
 
 def _prompts(count: int) -> list[list[list[int]]]:
-    """Two batches with nothing in common: one for the first tokens alone, one for all."""
+    """Return two different batches of prompts: one for the first tokens only, one for whole answers."""
     writer = SpanWriter(token_hex(8))
-    return [[writer.ids([Span(f"{part} {place}", 256)]) for place in range(count)] for part in ("first", "whole")]
+    return [[writer.ids([Span(f"{part} {number}", 256)]) for number in range(count)] for part in ("first", "whole")]
 
 
 def _rates(side: Worker, prompts: list[list[list[int]]]) -> tuple[float, float]:
-    """Output tokens per second of the whole, and after the first tokens."""
+    """Return output tokens per second of whole answers, and of the tokens after the first ones."""
     first = side.run(prompts[0], 1)
-    whole = side.run(prompts[1], 64)
-    after_s = max(whole.seconds - first.seconds, 1e-6)
-    return whole.output_tokens / whole.seconds, (whole.output_tokens - first.output_tokens) / after_s
+    total = side.run(prompts[1], 64)
+    after_s = max(total.seconds - first.seconds, 1e-6)
+    return total.output_tokens / total.seconds, (total.output_tokens - first.output_tokens) / after_s
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -313,11 +313,11 @@ PEERS: dict[str, Callable[[Ratios, int], None]] = {
     "llamacpp_mixture": llamacpp_mixture,
 }
 INSTALLED = {"vllm_all_cores": "vllm", "openvino_float32": "openvino", "llamacpp_mixture": "llamacpp"}
-"""Peers that are another setting of one that is installed."""
+"""Peers that are another setting of an installed one."""
 
 
 def folder(name: str) -> Path:
-    """Where a peer is installed."""
+    """Return the folder in which a peer is installed."""
     return cache_folder() / "peers" / INSTALLED.get(name, name)
 
 
@@ -329,42 +329,42 @@ def _python(name: str) -> Path:
 
 
 def _versions(name: str) -> list[str]:
-    """What matters of what is installed there."""
-    wanted = ("vllm", "torch", "transformers", "openvino", "llama", "numpy")
+    """Return the versions of the relevant packages of a peer."""
+    names = ("vllm", "torch", "transformers", "openvino", "llama", "numpy")
     lines = (folder(name) / "installed.txt").read_text().splitlines()
-    return [line for line in lines if line.lower().startswith(wanted)]
+    return [line for line in lines if line.lower().startswith(names)]
 
 
-def _written(peers: dict[str, Any]) -> list[str]:
-    """Write the record, and tell which bounds are broken."""
+def _write_record(peers: dict[str, Any]) -> list[str]:
+    """Write the record, and return the broken bounds."""
     figures = {key: one["ratio"] for peer in peers.values() for key, one in peer["figures"].items()}
-    broken = [key for key, least in BOUNDS.items() if key in figures and figures[key] < least]
-    broken += [key for key, most in MOST.items() if key in figures and figures[key] > most]
-    record = {**figures, "at_least": BOUNDS, "at_most": MOST, "broken": broken, "peers": peers}
+    broken = [key for key, bound in MIN_RATIOS.items() if key in figures and figures[key] < bound]
+    broken += [key for key, most in MAX_RATIOS.items() if key in figures and figures[key] > most]
+    record = {**figures, "at_least": MIN_RATIOS, "at_most": MAX_RATIOS, "broken": broken, "peers": peers}
     RESULTS.mkdir(exist_ok=True)
     PEER_FILE.write_text(json.dumps(record, indent=2) + "\n")
     return broken
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped on the way out
-    parser = argparse.ArgumentParser(description="quire beside its peers.")
-    parser.add_argument("--only", default=",".join(PEERS), help="which peers, with commas between")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exiting stops the servers
+    parser = argparse.ArgumentParser(description="Compare quire with other engines.")
+    parser.add_argument("--only", default=",".join(PEERS), help="names of peers, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    names = given.only.split(",")
+    arguments = parser.parse_args()
+    names = arguments.only.split(",")
     for name in names:
         if name not in PEERS:
-            parser.error(f"peers are {', '.join(PEERS)}; {name!r} given")
+            parser.error(f"expected one of {', '.join(PEERS)}, got {name!r}")
         _python(name)
     peers = json.loads(PEER_FILE.read_text())["peers"] if PEER_FILE.exists() else {}
     broken: list[str] = []
     for name in names:
         ratios = Ratios()
-        PEERS[name](ratios, given.rounds)
-        told = {"figures": ratios.record(), "installed": _versions(name), "settings": ratios.settings}
-        peers[name] = told | circumstances()
-        broken = _written(peers)  # what was measured stays, whatever becomes of the next one
+        PEERS[name](ratios, arguments.rounds)
+        result = {"figures": ratios.record(), "installed": _versions(name), "settings": ratios.settings}
+        peers[name] = result | circumstances()
+        broken = _write_record(peers)  # written after each peer, in case the next one fails
     figures = {key: one["ratio"] for peer in peers.values() for key, one in peer["figures"].items()}
     print(json.dumps({**figures, "broken": len(broken)}))
     return 1 if broken else 0

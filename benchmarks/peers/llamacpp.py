@@ -1,7 +1,7 @@
-"""llama.cpp beside quire, both in processes of their own on the same GGUF file and with the same number of threads.
+"""Compares llama.cpp with quire, each in its own process, with the same GGUF file and number of threads.
 
 A figure of `decode` is output tokens per second after all sequences have their first tokens; `prefill` is tokens per
-second of one long prompt. Which of the two goes first changes from round to round.
+second of one long prompt. The order of the two changes from round to round.
 """
 
 import time
@@ -18,10 +18,10 @@ from quire.workload.visits import Span
 from quire.workload.writing import SpanWriter
 
 SETTLE_S = 1.5
-"""Threads of the one that spoke last go to sleep; some spin for a second before they do."""
+"""The pause in which threads of the last engine go to sleep; some spin for a second before."""
 NUM_THREADS = 2
 COUNTS = (1, 4, 16, 32)
-"""Sequences at once."""
+"""Numbers of concurrent sequences."""
 SHORT_PROMPT, LONG_PROMPT = 32, 512
 PREFILL = "prefill"
 MEMORY_BYTES = 8 << 30
@@ -29,7 +29,7 @@ MEMORY_BYTES = 8 << 30
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both are asked for in a round."""
+    """The load of one round."""
 
     counts: Sequence[int] = COUNTS
     output_tokens: int = 33
@@ -38,14 +38,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Both, loaded."""
+    """Workers of both engines, with the model loaded."""
 
     ours: Worker
     theirs: Worker
 
 
 def python(instruction_set: str = "") -> Path | None:
-    """Of the peer's environment, built for this set or else for what the processor has; None: not installed."""
+    """Return the Python of llama.cpp built for this set, by default for this processor; None if not installed."""
     name = f"llamacpp-{instruction_set}" if instruction_set else "llamacpp"
     path = cache_folder() / "peers" / name / "bin" / "python"
     return path if path.exists() and (path.parents[1] / "installed.txt").exists() else None
@@ -55,28 +55,28 @@ def python(instruction_set: str = "") -> Path | None:
 def loaded(
     model: Path, settings: Mapping[str, Any], num_sequences: int = max(COUNTS), instruction_set: str = ""
 ) -> Iterator[Sides]:
-    """Both on this file; `settings` are ours, `instruction_set` is what theirs was built for."""
+    """Load the file in both; `settings` are quire's, `instruction_set` chooses the build of llama.cpp."""
     ours = {"memory_bytes": MEMORY_BYTES, "max_sequence_tokens": 1024, "num_threads": NUM_THREADS, **settings}
     with ExitStack() as stack:
         yield Sides(
             stack.enter_context(quire_working(model, ours)),
-            stack.enter_context(their_working(model, num_sequences, instruction_set)),
+            stack.enter_context(llamacpp_worker(model, num_sequences, instruction_set)),
         )
 
 
-def their_working(model: Path, num_sequences: int, instruction_set: str = "") -> AbstractContextManager[Worker]:
-    """llama.cpp alone."""
+def llamacpp_worker(model: Path, num_sequences: int, instruction_set: str = "") -> AbstractContextManager[Worker]:
+    """Start llama.cpp alone."""
     interpreter = python(instruction_set)
     if interpreter is None:
         variable = f"SET={instruction_set} " if instruction_set else ""
         raise SystemExit(f"llamacpp is not installed; run: {variable}benchmarks/peers/install.sh llamacpp")
     script = Path(__file__).with_name("llamacpp_worker.py")
-    words = (str(interpreter), str(script), str(model), str(NUM_THREADS), str(num_sequences))
-    return working(words, {"PYTHONPATH": ""})
+    command = (str(interpreter), str(script), str(model), str(NUM_THREADS), str(num_sequences))
+    return working(command, {"PYTHONPATH": ""})
 
 
 def one_round(sides: Sides, number: int, load: Load) -> Iterator[tuple[str, float, float]]:
-    """Name, ours and theirs of each figure, in tokens per second."""
+    """Yield name, quire's and llama.cpp's value of each figure, in tokens per second."""
     order = (sides.ours, sides.theirs) if number % 2 == 0 else (sides.theirs, sides.ours)
     for count in load.counts:
         prompts = new_prompts(count, SHORT_PROMPT)
@@ -88,21 +88,21 @@ def one_round(sides: Sides, number: int, load: Load) -> Iterator[tuple[str, floa
 
 
 def decode_rate(side: Worker, prompts: Sequence[Sequence[int]], output_tokens: int) -> float:
-    """Tokens per second of all sequences after their first ones."""
+    """Return tokens per second of all sequences after their first tokens."""
     time.sleep(SETTLE_S)
     answer = side.run(prompts, output_tokens)
     if answer.first_s is None:
-        raise RuntimeError("a worker that decodes must say when all had their first tokens")
+        raise RuntimeError("expected first_s, the time until all have their first tokens, in the worker's answer")
     return len(prompts) * (output_tokens - 1) / max(answer.seconds - answer.first_s, 1e-6)
 
 
 def prefill_rate(side: Worker, prompts: Sequence[Sequence[int]]) -> float:
-    """Tokens per second of prompts."""
+    """Return prompt tokens per second."""
     time.sleep(SETTLE_S)
     return sum(map(len, prompts)) / side.run(prompts, 1).seconds
 
 
 def new_prompts(count: int, num_tokens: int) -> list[list[int]]:
-    """Prompts that nobody has seen."""
+    """Return new random prompts."""
     writer = SpanWriter(token_hex(8))
-    return [writer.ids([Span(f"own {place}", num_tokens)]) for place in range(count)]
+    return [writer.ids([Span(f"own {number}", num_tokens)]) for number in range(count)]

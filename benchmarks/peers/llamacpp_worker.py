@@ -1,9 +1,9 @@
-"""llama.cpp in a process of its own, asked as `openvino_worker.py` is. Runs in its own environment.
+"""Runs llama.cpp in a separate process and environment, with the same JSON lines as `openvino_worker.py`.
 
 in    {"prompts": [[token ids], ...], "max_tokens": 64}
 out   {"seconds": 1.2, "first_s": 0.4, "output_tokens": 512}
 
-Prompts go in batches of its default size, then all sequences decode together, greedily, by its own sampler.
+Prompts are computed in batches of the default size; then all sequences decode in one batch with its greedy sampler.
 """
 
 import json
@@ -16,10 +16,10 @@ SEQUENCE_TOKENS = 1024
 
 
 class Engine:
-    """A model and its context, with llama.cpp's defaults but for the number of threads and sequences."""
+    """A model and its context, with llama.cpp's defaults except the numbers of threads and sequences."""
 
     def __init__(self, model: str, num_threads: int, num_sequences: int) -> None:
-        import llama_cpp  # type: ignore[import-not-found] # noqa: PLC0415 - of the peer's environment
+        import llama_cpp  # type: ignore[import-not-found] # noqa: PLC0415 - only in the peer's environment
 
         self._lib: Any = llama_cpp
         llama_cpp.llama_backend_init()
@@ -30,44 +30,44 @@ class Engine:
         self._context = llama_cpp.llama_init_from_model(loaded, params)
         if not self._context:
             raise RuntimeError(f"llama.cpp cannot load {model}")
-        self._most = int(params.n_batch)
-        self._batch = llama_cpp.llama_batch_init(self._most, 0, 1)
+        self._max_batch_tokens = int(params.n_batch)
+        self._batch = llama_cpp.llama_batch_init(self._max_batch_tokens, 0, 1)
         self._sampler = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         llama_cpp.llama_sampler_chain_add(self._sampler, llama_cpp.llama_sampler_init_greedy())
 
     def answer(self, prompts: list[list[int]], max_tokens: int) -> dict[str, object]:
-        """All prompts at once, each to its end."""
+        """Answer all prompts concurrently."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
         started_s = time.perf_counter()
         last = self._read(prompts)
         first_s = time.perf_counter() - started_s
         for step in range(max_tokens - 1):
-            places = [(token, len(prompts[at]) + step, at, True) for at, token in enumerate(last)]
+            places = [(token, len(prompts[sequence]) + step, sequence, True) for sequence, token in enumerate(last)]
             last = [token for _, token in self._compute(places)]
         seconds = time.perf_counter() - started_s
         return {"seconds": seconds, "first_s": first_s, "output_tokens": len(prompts) * max_tokens}
 
     def _read(self, prompts: list[list[int]]) -> list[int]:
-        """The first token of every answer."""
+        """Compute the prompts, and return the first token of every answer."""
         places = [
-            (token, position, at, position == len(prompt) - 1)
-            for at, prompt in enumerate(prompts)
+            (token, position, sequence, position == len(prompt) - 1)
+            for sequence, prompt in enumerate(prompts)
             for position, token in enumerate(prompt)
         ]
-        found: dict[int, int] = {}
-        for first in range(0, len(places), self._most):
-            found |= dict(self._compute(places[first : first + self._most]))
-        return [found[at] for at in range(len(prompts))]
+        tokens: dict[int, int] = {}
+        for first in range(0, len(places), self._max_batch_tokens):
+            tokens |= dict(self._compute(places[first : first + self._max_batch_tokens]))
+        return [tokens[sequence] for sequence in range(len(prompts))]
 
     def _compute(self, places: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
-        """One call; sequence and token of every place that is the last of what its sequence has."""
+        """Compute rows (token, position, sequence, is_last) in one call; return sequence and token of the last ones."""
         batch = self._batch
         batch.n_tokens = len(places)
         for row, (token, position, sequence, is_last) in enumerate(places):
             batch.token[row], batch.pos[row], batch.logits[row] = token, position, is_last
             batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
         if self._lib.llama_decode(self._context, batch) != 0:
-            raise RuntimeError(f"llama.cpp did not compute a batch of {len(places)} tokens")
+            raise RuntimeError(f"llama.cpp failed to compute a batch of {len(places)} tokens")
         return [
             (sequence, self._lib.llama_sampler_sample(self._sampler, self._context, row))
             for row, (_, _, sequence, is_last) in enumerate(places)
@@ -76,7 +76,7 @@ class Engine:
 
 
 def main(model: str, num_threads: int, num_sequences: int) -> None:
-    """Load the file, say so, and answer until the pipe is closed."""
+    """Load the file, report it, and answer until the pipe is closed."""
     engine = Engine(model, num_threads, num_sequences)
     _answer({"ready": True})
     for line in sys.stdin:

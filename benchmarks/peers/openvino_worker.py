@@ -1,4 +1,4 @@
-"""OpenVINO GenAI in a process of its own, asked over pipes: one JSON line in, one out. Runs in its own environment.
+"""Runs OpenVINO GenAI in a separate process and environment: one JSON line on stdin, one on stdout.
 
 in    {"prompts": [[token ids], ...], "max_tokens": 64}
 out   {"seconds": 1.2, "output_tokens": 512}
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def main(model: str, cache_gb: int) -> None:
-    """Load the GGUF file, say so, and answer until the pipe is closed."""
-    import numpy as np  # noqa: PLC0415 - of the peer's environment
+    """Load the GGUF file, report it, and answer until the pipe is closed."""
+    import numpy as np  # noqa: PLC0415 - only in the peer's environment
     import openvino as ov  # type: ignore[import-not-found] # noqa: PLC0415
     import openvino_genai as genai  # type: ignore[import-not-found] # noqa: PLC0415
 

@@ -1,5 +1,5 @@
-"""quire's engine in a process of its own, asked as `openvino_worker.py` is: the same lines, so that nothing differs but
-the engine. Settings are fields of ModelSettings, as JSON."""
+"""Runs quire's engine in a separate process, with the same JSON lines as `openvino_worker.py`, so that only the engine
+differs. Settings are fields of ModelSettings, as JSON."""
 
 import json
 import sys
@@ -10,17 +10,17 @@ import quire
 
 
 def main(model: str, settings: dict[str, Any]) -> None:
-    """Load the model, say so, and answer until the pipe is closed."""
+    """Load the model, report it, and answer until the pipe is closed."""
     with quire.LLM(model, quire.ModelSettings(**settings)) as llm:
         _answer({"ready": True})
         for line in sys.stdin:
             ask = json.loads(line)
             params = quire.SamplingParams(max_tokens=ask["max_tokens"], temperature=0.0, ignore_eos=True)
             started_s = time.perf_counter()
-            done = llm.generate(ask["prompts"], params, show_progress=False)
+            completions = llm.generate(ask["prompts"], params, show_progress=False)
             seconds = time.perf_counter() - started_s
-            first_s = max(one.timings.first_token_s for one in done)
-            num_tokens = sum(one.num_output_tokens for one in done)
+            first_s = max(one.timings.first_token_s for one in completions)
+            num_tokens = sum(one.num_output_tokens for one in completions)
             _answer({"seconds": seconds, "first_s": first_s, "output_tokens": num_tokens})
 
 

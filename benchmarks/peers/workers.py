@@ -1,4 +1,4 @@
-"""Engines in processes of their own, asked over pipes; stopped by their process id."""
+"""Runs engines in separate processes, with requests over pipes; they are stopped by process id."""
 
 import json
 import subprocess
@@ -16,47 +16,47 @@ from tests.support.machine.spawned import stop
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker says of one batch."""
+    """A worker's figures of one batch."""
 
     seconds: float
     output_tokens: int
     first_s: float | None = None
-    """Until all have their first tokens, where the worker says so."""
+    """Seconds until all sequences have their first tokens, if the worker reports it."""
 
 
 class Worker:
-    """One engine that answers batches of prompts."""
+    """A process with an engine that answers batches of prompts."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Answer:
-        """All prompts at once, to their ends. An answer that is too short makes the figure worthless, so it raises."""
+        """Run all prompts concurrently. Raises RuntimeError for short answers, which would falsify the figure."""
         fields = self.ask({"prompts": prompts, "max_tokens": max_tokens})
         if fields["output_tokens"] != len(prompts) * max_tokens:
-            raise RuntimeError(f"{len(prompts)} x {max_tokens} tokens were asked for, {fields['output_tokens']} came")
+            raise RuntimeError(f"expected {len(prompts)} x {max_tokens} tokens, got {fields['output_tokens']}")
         return Answer(fields["seconds"], fields["output_tokens"], fields.get("first_s"))
 
     def ask(self, fields: Mapping[str, Any] | None) -> dict[str, Any]:
-        """One line in, one out; None only reads."""
+        """Write a line, unless `fields` is None, and read one."""
         if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("a worker is asked over pipes")
+            raise RuntimeError("expected a worker process with pipes for stdin and stdout")
         if fields is not None:
             self._process.stdin.write(json.dumps(fields).encode() + b"\n")
             self._process.stdin.flush()
-        # Libraries may talk on stdout, too; a line of ours is a JSON object.
+        # Libraries may print to stdout too; only lines of the worker are JSON objects.
         while line := self._process.stdout.readline():
             if line.startswith(b"{"):
-                told: dict[str, Any] = json.loads(line)
-                return told
-        raise RuntimeError(f"{self._process.args!r} ended before it answered")
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise RuntimeError(f"{self._process.args!r} ended without an answer")
 
 
 @contextmanager
-def working(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Worker]:
-    """The worker, loaded."""
+def working(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Worker]:
+    """Start a worker, and wait until it has loaded its model."""
     process = subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
@@ -75,8 +75,8 @@ def working(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Wo
 
 
 def quire_working(model: Path, settings: Mapping[str, Any]) -> AbstractContextManager[Worker]:
-    """Ours, with these fields of ModelSettings. Prompts are noise and answers soon repeat themselves: drafts would be
-    right far more often than people's are, so there are none."""
-    told = json.dumps({"speculation": "off", **settings})
-    words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(model), told)
-    return working(words, {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"})
+    """Start quire with these fields of ModelSettings. Speculation is off: answers to random prompts soon repeat
+    themselves, so drafts would be accepted far more often than with real prompts."""
+    settings_json = json.dumps({"speculation": "off", **settings})
+    command = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(model), settings_json)
+    return working(command, {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"})

@@ -1,22 +1,22 @@
 """`make proof-agents`: tools, reasoning, and the APIs that agents speak.
 
-    templates  how published models write calls, read off their templates
-    streams    answers cut anywhere, in all dialects: joined they are the whole
-    calls      what real models call fits its schema
+    templates  the tool-call formats that are read off the chat templates of published models
+    streams    streams cut at any token, in every API dialect: their joined events equal the unstreamed answer
+    calls      the tool calls of real models match their schemas
     clients    eighteen real clients from npm and PyPI: each calls a tool and ends
-    reuse      what later requests of four agents find in the cache
-    launch     `quire launch` with five agents: nothing of the user's is touched
-    real       a real model behind three of them
-    fives      generated bodies at every route: an answer, or a sentence in the API's own shape
-    store      conversations gone on with by an id: the same as sent whole, and nobody else's
-    budgets    thoughts with a budget: no token beyond it
-    injected   names of control tokens in all that a client can fill: none becomes one
-    sdk        official SDKs, Python and JavaScript: streamed as told whole, errors of their own kinds
-    ttft       the first token of an agent's second turn, beside its first
-    overhead   16 streams through each dialect, over the same in process
+    reuse      the prompt tokens that later requests of four agents find in the prefix cache
+    launch     `quire launch` with five agents: it changes none of the user's files
+    real       a real model behind three agents
+    fives      generated bodies at every route: an answer or an error in the API's format, never a 5xx but 503
+    store      conversations continued by an id: the answers of the full history, and hidden from other tenants
+    budgets    reasoning with a token budget: no token beyond the budget
+    injected   names of control tokens in every field of a request: none becomes a control token
+    sdk        official SDKs, Python and JavaScript: streams equal whole answers, errors have the SDK's types
+    ttft       time to the first token of an agent's second turn, over that of its first turn
+    overhead   16 HTTP streams in each dialect, against the same 16 in process
 
-Models: `make model`, `make model-coder`. Published templates, tokenizers and SDKs are downloaded; node and npm are
-needed for some of them.
+Models: `make model`, `make model-coder`. Published templates, tokenizers and SDKs are downloaded; some sections need
+node and npm.
 """
 
 import sys
@@ -25,7 +25,7 @@ from proofs.agents import budgets, calls, clients, fives, launch, overhead, real
 from proofs.agents.prompts import injected, templates
 from proofs.framework.proof import run
 
-ROOMS = (
+PARTS = (
     templates,
     streams,
     calls,
@@ -46,4 +46,4 @@ ROOMS = (
 PATHS = ("src/quire/api", "src/quire/client", "src/quire/text")
 
 if __name__ == "__main__":
-    sys.exit(run("agents", *ROOMS, paths=PATHS))
+    sys.exit(run("agents", *PARTS, paths=PATHS))

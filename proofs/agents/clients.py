@@ -1,6 +1,6 @@
-"""The eighteen clients people already use, against a server whose model is a script: each calls a tool and ends.
+"""Eighteen published clients against a server whose model is a script: each must call a tool and end.
 
-Judged by what each of them did: the file it wrote, or the text it gave back. They are installed from npm and PyPI.
+A client is judged by the file that it wrote or the text that it returned. Clients are installed from npm and PyPI.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from benchmarks.record import say
 from proofs.agents.clients_run.agents import ALL_AGENTS, Agent, AgentRuns
 from proofs.agents.clients_run.libraries import LIBRARIES, Library, ask_library
 from proofs.agents.clients_run.packages import GROUPS, NotInstalledError, PackageGroup, installed
-from proofs.agents.clients_run.runs import Ground
+from proofs.agents.clients_run.runs import Workspace
 from proofs.agents.clients_run.scripted_server import MODEL, running
 from proofs.framework.proof import Proof, section
 
@@ -28,57 +28,57 @@ class ClientRow:
     package: str
     apis: str
     task: str
-    """What it has to do."""
-    try_out: Callable[[PackageGroup, Ground], str | None]
-    """What went wrong, if something did."""
+    """What the client has to do."""
+    try_out: Callable[[PackageGroup, Workspace], str | None]
+    """Runs the client; returns a message about what went wrong, or None."""
 
     @property
     def key(self) -> str:
-        """Its figure's."""
+        """The key of its figure in the record."""
         return "client_" + "_".join(self.title.lower().replace("/", "").replace("-", " ").split())
 
     @property
     def words(self) -> str:
-        """What is held of it, its version first: the table of clients is made of this."""
+        """The words of its bound, version first: `benchmarks/client_figures.py` makes its table of them."""
         return f"{self.title} {GROUPS[self.group].version(self.package)}, {self.apis}: {self.task}"
 
 
 def rows() -> Iterator[ClientRow]:
-    """In the order of the table."""
+    """The clients in the order of the table."""
     for agent in ALL_AGENTS:
         package, task = GROUPS[agent.group].package, BY_TOOL if agent.has_tools else "finished without tools"
-        yield ClientRow(agent.title, agent.group, package, agent.apis, task, _of_agent(agent))
+        yield ClientRow(agent.title, agent.group, package, agent.apis, task, _agent_trial(agent))
     for library in LIBRARIES:
-        task = BY_TOOL if library.has_last_word else "called a forced tool"
-        yield ClientRow(library.title, library.group, library.package, library.apis, task, _of_library(library))
+        task = BY_TOOL if library.has_final_text else "called a forced tool"
+        yield ClientRow(library.title, library.group, library.package, library.apis, task, _library_trial(library))
 
 
-def _of_agent(agent: Agent) -> Callable[[PackageGroup, Ground], str | None]:
-    def try_out(group: PackageGroup, ground: Ground) -> str | None:
-        desk = AgentRuns.opened(agent, group, ground)
-        task, content = desk.write_task("hello.txt")
-        return desk.problem(desk.ask(agent.asked(task)), "hello.txt", content)
+def _agent_trial(agent: Agent) -> Callable[[PackageGroup, Workspace], str | None]:
+    def try_out(group: PackageGroup, workspace: Workspace) -> str | None:
+        runs = AgentRuns.configure(agent, group, workspace)
+        task, content = runs.write_task("hello.txt")
+        return runs.problem(runs.ask(agent.task_words(task)), "hello.txt", content)
 
     return try_out
 
 
-def _of_library(library: Library) -> Callable[[PackageGroup, Ground], str | None]:
-    return lambda group, ground: ask_library(library, group, ground)[1]
+def _library_trial(library: Library) -> Callable[[PackageGroup, Workspace], str | None]:
+    return lambda group, workspace: ask_library(library, group, workspace)[1]
 
 
 @section("clients")
 def clients(proof: Proof) -> None:
-    """All of them, one after the other, at one server."""
+    """Try all clients at one server, one after the other."""
     failed, missing, num_tried = list[str](), list[str](), 0
-    groups = {row.group: _had(row.group) for row in rows()}
+    groups = {row.group: _find_or_install(row.group) for row in rows()}
     with running(proof.folder) as server:
-        for at, row in enumerate(rows()):
+        for index, row in enumerate(rows()):
             group = groups[row.group]
             if group is None:
                 missing.append(row.title)
                 continue
             num_tried += 1
-            problem = row.try_out(group, Ground.made(_folder(proof, at), server.url, MODEL))
+            problem = row.try_out(group, Workspace.create(_folder(proof, index), server.url, MODEL))
             if problem is not None:
                 failed.append(row.title)
                 say(f"    {row.title}: {problem}")
@@ -90,7 +90,7 @@ def clients(proof: Proof) -> None:
     proof.equals("clients_failed", len(failed), 0)
 
 
-def _had(name: str) -> PackageGroup | None:
+def _find_or_install(name: str) -> PackageGroup | None:
     try:
         return installed(name)
     except NotInstalledError as error:
@@ -98,5 +98,5 @@ def _had(name: str) -> PackageGroup | None:
         return None
 
 
-def _folder(proof: Proof, at: int) -> Path:
-    return proof.folder / f"client-{at}"
+def _folder(proof: Proof, index: int) -> Path:
+    return proof.folder / f"client-{index}"

@@ -1,6 +1,6 @@
-"""Bodies for every route that agents use, a third of them valid, the others broken: fields changed, or bytes.
+"""Request bodies for every route that agents use: a third are valid, the others have changed fields or damaged bytes.
 
-What is let in and would be answered at length is bounded: limits that were lost or grew are mostly put back.
+A changed body may still be valid: a limit of output tokens that was lost or grew is mostly put back.
 """
 
 import json
@@ -14,10 +14,10 @@ from proofs.agents.prompts.bodies import CHAT, MAX_TOKENS, MESSAGES, RESPONSES, 
 from proofs.api.strangers import RAW, VALUES
 from proofs.steps.hostile_schemas import JUNK, UNKNOWN
 
-MAX_PLACES = 500
-"""Of a body that is changed once more: lists that are repeated grow quickly."""
+MAX_FIELDS = 500
+"""A body with more fields is not changed again: repeated lists grow quickly."""
 LIMITS = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
-"""What bounds an answer; a count has none."""
+"""The field that bounds an answer's length; the route that counts tokens has none."""
 ODD: tuple[Any, ...] = (
     "robot", "System", "tool", "function", "assistant", "user\n", "<|im_start|>system", {"type": "function"},
     {"type": "custom"}, {"type": "tool", "name": None}, {"type": "any"}, {"type": "tool_use", "name": "x", "input": []},
@@ -36,24 +36,24 @@ ODD: tuple[Any, ...] = (
     {"type": "array", "items": {}, "minItems": 2**40}, {"type": "object", "additionalProperties": {"$ref": "#"}},
     {"type": "object", "properties": {"a\"}</tool_call>": {"type": "integer"}}}, *JUNK, UNKNOWN,
 )  # fmt: skip
-"""Beside what any server has to bear: what only these routes could stumble over."""
+"""Odd values that only these routes might mishandle, in addition to `VALUES` for every route."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedBody:
-    """What is sent."""
+    """A request to send."""
 
     path: str
     data: bytes
     is_valid: bool
-    """It must be answered."""
+    """The server must answer this request with 200 (or 503, when full)."""
 
 
 def generated_body(path: str, model: str, random: Random) -> GeneratedBody:
-    """A third of them valid, the others broken."""
+    """A random body: one of three is valid, the others are broken."""
     body = VALID[path](random) | {"model": model}
     if random.random() < 1 / 3:
-        return GeneratedBody(path, _written(body, random), is_valid=True)
+        return GeneratedBody(path, _encode(body, random), is_valid=True)
     if random.random() < 0.04:
         return GeneratedBody(path, random.choice(RAW), is_valid=False)
     if random.random() < 0.75:
@@ -61,41 +61,41 @@ def generated_body(path: str, model: str, random: Random) -> GeneratedBody:
         for _ in range(random.choice((1, 1, 1, 2, 4))):
             _change(body, random)
         if path in LIMITS and random.random() < 0.98:
-            _bound(body, LIMITS[path])
-        return GeneratedBody(path, _written(body, random), is_valid=False)
-    return GeneratedBody(path, random.choice(DAMAGES)(_written(body, random), random), is_valid=False)
+            _restore_limit(body, LIMITS[path])
+        return GeneratedBody(path, _encode(body, random), is_valid=False)
+    return GeneratedBody(path, random.choice(DAMAGES)(_encode(body, random), random), is_valid=False)
 
 
-def _bound(body: Body, name: str) -> None:
-    given = body.get(name)
-    if given is None or (isinstance(given, int | float) and given > MAX_TOKENS):
+def _restore_limit(body: Body, name: str) -> None:
+    limit = body.get(name)
+    if limit is None or (isinstance(limit, int | float) and limit > MAX_TOKENS):
         body[name] = MAX_TOKENS
     if isinstance(body.get("max_completion_tokens"), int | float):
         body.pop("max_completion_tokens")
 
 
-def _written(body: Body, random: Random) -> bytes:
+def _encode(body: Body, random: Random) -> bytes:
     return json.dumps(body, ensure_ascii=random.random() < 0.5).encode("utf-8", "surrogatepass")
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container and key in it."""
-    found: list[tuple[Any, Any]] = []
-    rest = [value]
-    while rest:
-        one = rest.pop()
-        pairs = list(one.items()) if isinstance(one, dict) else list(enumerate(one)) if isinstance(one, list) else []
-        found += [(one, key) for key, _ in pairs]
-        rest += [child for _, child in pairs]
-    return found
+def _fields(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) pair of a JSON value, at any depth."""
+    places: list[tuple[Any, Any]] = []
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        pairs = [*node.items()] if isinstance(node, dict) else [*enumerate(node)] if isinstance(node, list) else []
+        places += [(node, key) for key, _ in pairs]
+        stack += [child for _, child in pairs]
+    return places
 
 
 def _change(body: Body, random: Random) -> None:
-    """One field of it, however deep."""
-    places = _places(body)
-    if not 0 < len(places) < MAX_PLACES:
+    """Change one random field of a body, at any depth."""
+    fields = _fields(body)
+    if not 0 < len(fields) < MAX_FIELDS:
         return
-    container, key = random.choice(places)
+    container, key = random.choice(fields)
     match random.randrange(8):
         case 0 | 1:
             container[key] = deepcopy(random.choice(VALUES))
@@ -104,8 +104,8 @@ def _change(body: Body, random: Random) -> None:
         case 4:
             del container[key]
         case 5:
-            other, name = random.choice(places)
-            container[key] = deepcopy(other[name]) if name in _keys(other) else None
+            source, name = random.choice(fields)
+            container[key] = deepcopy(source[name]) if name in _keys_of(source) else None
         case 6:
             for _ in range(random.choice((1, 3, 20, 70))):
                 container[key] = random.choice(([container[key]], {"a": container[key]}))
@@ -113,7 +113,7 @@ def _change(body: Body, random: Random) -> None:
             container[key] = [deepcopy(container[key]) for _ in range(random.choice((2, 50, 300)))]
 
 
-def _keys(container: Any) -> Any:
+def _keys_of(container: Any) -> Any:
     return container if isinstance(container, dict) else range(len(container))
 
 
@@ -121,36 +121,36 @@ def _cut(data: bytes, random: Random) -> bytes:
     return data[: random.randrange(len(data))]
 
 
-def _flipped(data: bytes, random: Random) -> bytes:
-    made = bytearray(data)
+def _flip(data: bytes, random: Random) -> bytes:
+    damaged = bytearray(data)
     for _ in range(random.choice((1, 1, 3, 10))):
-        made[random.randrange(len(made))] = random.randrange(256)
-    return bytes(made)
+        damaged[random.randrange(len(damaged))] = random.randrange(256)
+    return bytes(damaged)
 
 
-def _no_text(data: bytes, random: Random) -> bytes:
-    """Bytes that are no UTF-8, or half a surrogate pair, inside a text."""
-    wrong = random.choice((b"\xff", b"\xc3", b"\xed\xa0\x80", b"\\ud800", b"\\udfff\\ud83d", b"\x00", b"\\u0000"))
-    at = data.find(b'": "', random.randrange(len(data)))
-    return data[: at + 4] + wrong + data[at + 4 :]
+def _break(data: bytes, random: Random) -> bytes:
+    """Insert bytes that are no UTF-8, or half a surrogate pair, into a string."""
+    insertion = random.choice((b"\xff", b"\xc3", b"\xed\xa0\x80", b"\\ud800", b"\\udfff\\ud83d", b"\x00", b"\\u0000"))
+    position = data.find(b'": "', random.randrange(len(data)))
+    return data[: position + 4] + insertion + data[position + 4 :]
 
 
-def _twice(data: bytes, random: Random) -> bytes:
+def _repeat(data: bytes, random: Random) -> bytes:
     name = random.choice((b"messages", b"input", b"model", b"tools", b"max_tokens", b"stream", b"thread"))
     return data[:-1] + b', "' + name + b'": 1, "' + name + b'": ' + random.choice((b"1}", b"null}", b'"x"}'))
 
 
-def _strange_numbers(data: bytes, random: Random) -> bytes:
+def _add_number(data: bytes, random: Random) -> bytes:
     value = random.choice((b"NaN", b"-Infinity", b"1e999", b"9" * 400, b"-1" + b"0" * 25, b"1e400", b"0x10", b"1E+308"))
     name = random.choice((b"max_tokens", b"max_output_tokens", b"temperature", b"top_k", b"seed", b"x"))
     return data[:-1] + b', "' + name + b'": ' + value + b"}"
 
 
-def _deep(data: bytes, random: Random) -> bytes:
+def _nest(data: bytes, random: Random) -> bytes:
     depth = random.choice((30, 63, 64, 65, 500, 5000))
-    opened, closed = random.choice(((b"[", b"]"), (b'{"a":', b"}")))
+    opening, closing = random.choice(((b"[", b"]"), (b'{"a":', b"}")))
     name = random.choice((b"x", b"metadata", b"tools", b"input", b"messages", b"tool_choice", b"thinking"))
-    return data[:-1] + b', "' + name + b'": ' + opened * depth + b"1" + closed * random.choice((depth, 0)) + b"}"
+    return data[:-1] + b', "' + name + b'": ' + opening * depth + b"1" + closing * random.choice((depth, 0)) + b"}"
 
 
-DAMAGES: tuple[Callable[[bytes, Random], bytes], ...] = (_cut, _flipped, _no_text, _twice, _strange_numbers, _deep)
+DAMAGES: tuple[Callable[[bytes, Random], bytes], ...] = (_cut, _flip, _break, _repeat, _add_number, _nest)

@@ -1,4 +1,4 @@
-"""Answers in all three dialects as their clients put them together, from events or whole: one form, to be compared."""
+"""Joins an answer's stream of events, or reads a whole answer, in all three API dialects: one form, to be compared."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,33 +6,33 @@ from typing import Any
 
 Events = Sequence[dict[str, Any]]
 Joined = dict[str, Any]
-"""What a client has in the end: its thought, its text, its calls, its end."""
+"""An answer as a client has it in the end: its thought, its text, its tool calls and the reason of its end."""
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:
-    """Of a stream: what its lines of data say, but for a last word that is no JSON."""
+    """The JSON events of a stream's bytes; `[DONE]`, which is no JSON, is left out."""
     lines = [line.removeprefix(b"data: ") for line in data.split(b"\n") if line.startswith(b"data: {")]
     return [json.loads(line) for line in lines]
 
 
-def _chat_joined(events: Events) -> Joined:
-    told: Joined = {"thought": "", "text": "", "calls": {}, "end": None}
+def _join_chat(events: Events) -> Joined:
+    joined: Joined = {"thought": "", "text": "", "calls": {}, "end": None}
     for choice in [choice for event in events for choice in event["choices"]]:
         delta = choice["delta"]
-        told["thought"] += delta.get("reasoning_content", "")
-        told["text"] += delta.get("content") or ""
+        joined["thought"] += delta.get("reasoning_content", "")
+        joined["text"] += delta.get("content") or ""
         for call in delta.get("tool_calls", ()):
-            own = told["calls"].setdefault(call["index"], ["", ""])
-            own[0] += call["function"].get("name", "")
-            own[1] += call["function"]["arguments"]
-        told["end"] = choice["finish_reason"] or told["end"]
-    return {**told, "calls": [tuple(call) for call in told["calls"].values()]}
+            parts = joined["calls"].setdefault(call["index"], ["", ""])
+            parts[0] += call["function"].get("name", "")
+            parts[1] += call["function"]["arguments"]
+        joined["end"] = choice["finish_reason"] or joined["end"]
+    return {**joined, "calls": [tuple(call) for call in joined["calls"].values()]}
 
 
-def _chat_whole(answer: dict[str, Any]) -> Joined:
+def _read_chat(answer: dict[str, Any]) -> Joined:
     (choice,) = answer["choices"]
     message = choice["message"]
-    calls = [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls", ())]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     return {
         "thought": message.get("reasoning_content", ""),
         "text": message["content"] or "",
@@ -41,18 +41,18 @@ def _chat_whole(answer: dict[str, Any]) -> Joined:
     }
 
 
-def _response_joined(events: Events) -> Joined:
-    said: dict[int, str] = {}
+def _join_response(events: Events) -> Joined:
+    texts: dict[int, str] = {}
     for event in events:
         if event["type"].endswith(".delta"):
-            said[event["output_index"]] = said.get(event["output_index"], "") + event["delta"]
-    last = events[-1]["response"]
-    told = _response_whole(last)
-    shown = [_item_text(item) for item in last["output"]]
-    return told if [said.get(at, "") for at in range(len(shown))] == shown else {"deltas": said}
+            texts[event["output_index"]] = texts.get(event["output_index"], "") + event["delta"]
+    response = events[-1]["response"]
+    joined = _read_response(response)
+    expected = [_item_text(item) for item in response["output"]]
+    return joined if [texts.get(index, "") for index in range(len(expected))] == expected else {"deltas": texts}
 
 
-def _response_whole(response: dict[str, Any]) -> Joined:
+def _read_response(response: dict[str, Any]) -> Joined:
     items = response["output"]
     return {
         "thought": "".join(_item_text(item) for item in items if item["type"] == "reasoning"),
@@ -68,27 +68,27 @@ def _item_text(item: dict[str, Any]) -> str:
     return "".join(part["text"] for part in item["content"])
 
 
-def _message_joined(events: Events) -> Joined:
+def _join_message(events: Events) -> Joined:
     blocks: list[dict[str, Any]] = []
     end = None
     for event in events:
         if event["type"] == "content_block_start":
-            blocks.append({**event["content_block"], "said": ""})
+            blocks.append({**event["content_block"], "joined": ""})
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
-            blocks[event["index"]]["said"] += delta.get("text", delta.get("thinking", delta.get("partial_json")))
+            blocks[event["index"]]["joined"] += delta.get("text", delta.get("thinking", delta.get("partial_json")))
         elif event["type"] == "message_delta":
             end = event["delta"]["stop_reason"]
-    calls = [(block["name"], read_or_nothing(block["said"])) for block in blocks if block["type"] == "tool_use"]
+    calls = [(block["name"], parse_arguments(block["joined"])) for block in blocks if block["type"] == "tool_use"]
     return {
-        "thought": "".join(block["said"] for block in blocks if block["type"] == "thinking"),
-        "text": "".join(block["said"] for block in blocks if block["type"] == "text"),
+        "thought": "".join(block["joined"] for block in blocks if block["type"] == "thinking"),
+        "text": "".join(block["joined"] for block in blocks if block["type"] == "text"),
         "calls": calls,
         "end": end,
     }
 
 
-def _message_whole(message: dict[str, Any]) -> Joined:
+def _read_message(message: dict[str, Any]) -> Joined:
     blocks = message["content"]
     return {
         "thought": "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
@@ -98,8 +98,8 @@ def _message_whole(message: dict[str, Any]) -> Joined:
     }
 
 
-def read_or_nothing(arguments: str) -> Any:
-    """Arguments that were cut are no JSON, and count for none."""
+def parse_arguments(arguments: str) -> Any:
+    """The parsed arguments of a call; arguments that were cut are no JSON, and read as {}."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -107,23 +107,23 @@ def read_or_nothing(arguments: str) -> Any:
 
 
 def message_of_events(events: Events) -> dict[str, Any]:
-    """A message as a client has it at a stream's end, to be sent back."""
+    """The message that a client has at the end of a stream, and can send back."""
     message: dict[str, Any] = {}
-    said: list[str] = []
+    texts: list[str] = []
     for event in events:
         match event["type"]:
             case "message_start":
                 message = {**event["message"]}
             case "content_block_start":
                 message["content"].append({**event["content_block"]})
-                said.append("")
+                texts.append("")
             case "content_block_delta":
-                said[-1] += next(event["delta"][key] for key in DELTAS if key in event["delta"])
+                texts[-1] += next(event["delta"][key] for key in DELTAS if key in event["delta"])
             case "message_delta":
                 message |= {**event["delta"], "usage": event["usage"]}
-    for block, text in zip(message["content"], said, strict=True):
+    for block, text in zip(message["content"], texts, strict=True):
         key = {"text": "text", "thinking": "thinking", "tool_use": "input"}[block["type"]]
-        block[key] = text if key != "input" else read_or_nothing(text)
+        block[key] = text if key != "input" else parse_arguments(text)
     return message
 
 
@@ -132,8 +132,8 @@ Join = Callable[[Events], Joined]
 Whole = Callable[[dict[str, Any]], Joined]
 CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 JOINS: dict[str, tuple[Join, Whole]] = {
-    CHAT: (_chat_joined, _chat_whole),
-    RESPONSES: (_response_joined, _response_whole),
-    MESSAGES: (_message_joined, _message_whole),
+    CHAT: (_join_chat, _read_chat),
+    RESPONSES: (_join_response, _read_response),
+    MESSAGES: (_join_message, _read_message),
 }
-"""By dialect: how a stream is joined, and how a whole answer is read."""
+"""Dialect name -> the function that joins a stream, the function that reads a whole answer."""

@@ -1,7 +1,7 @@
 """A small real model behind real agents: Qwen2.5-Coder-1.5B writes a program that prints ten Fibonacci numbers.
 
-Whether it does is the model's; that is reported. That no run ends in an error of the server's or in a call that its
-agent cannot read is ours. Agents are run by `quire launch`, which finds the server.
+Whether the program is right depends on the model, and is only reported. The bounds: no run ends in a server error or in
+a tool call that the agent cannot read. `quire launch`, which finds the server, runs the agents.
 """
 
 import json
@@ -18,7 +18,7 @@ from benchmarks.record import ROOT, say
 from proofs.agents.clients_run.agents import ALL_AGENTS
 from proofs.agents.clients_run.libraries import PYTHON
 from proofs.agents.clients_run.packages import NotInstalledError, PackageGroup, installed
-from proofs.agents.clients_run.runs import ClientRun, Ground, Invocation, run_client
+from proofs.agents.clients_run.runs import ClientRun, Invocation, Workspace, run_client
 from proofs.api.load import Server, started
 from proofs.framework.proof import Proof, section
 
@@ -51,72 +51,72 @@ except MaxTurnsExceeded as error:
 
 @dataclass(frozen=True, slots=True)
 class RealAgent:
-    """One that is driven by a real model."""
+    """An agent to run with the real model."""
 
     title: str
     group: str
-    invocation: Callable[[PackageGroup, Ground], Invocation]
-    malformed: Callable[[ClientRun], int]
-    """Calls it could not read."""
+    invocation: Callable[[PackageGroup, Workspace], Invocation]
+    count_malformed: Callable[[ClientRun], int]
+    """Counts the calls that the agent could not read."""
 
 
-def _launched(name: str, words: Sequence[str]) -> Callable[[PackageGroup, Ground], Invocation]:
-    def invocation(group: PackageGroup, ground: Ground) -> Invocation:
-        runtime = str(ground.folder.parent / "runtime")
-        around = {"XDG_RUNTIME_DIR": runtime, "PYTHONPATH": str(ROOT / "src")}
-        return Invocation([sys.executable, "-m", "quire", "launch", name, "--", *words], around, group.programs)
+def _launch_command(name: str, arguments: Sequence[str]) -> Callable[[PackageGroup, Workspace], Invocation]:
+    def invocation(group: PackageGroup, workspace: Workspace) -> Invocation:
+        runtime = str(workspace.folder.parent / "runtime")
+        variables = {"XDG_RUNTIME_DIR": runtime, "PYTHONPATH": str(ROOT / "src")}
+        return Invocation([sys.executable, "-m", "quire", "launch", name, "--", *arguments], variables, group.programs)
 
     return invocation
 
 
-def _sdk(group: PackageGroup, ground: Ground) -> Invocation:
-    script = ground.folder / "agent.py"
+def _sdk_command(group: PackageGroup, workspace: Workspace) -> Invocation:
+    script = workspace.folder / "agent.py"
     script.write_text(PYTHON + SDK_AGENT)
-    told = {"CLIENT_URL": ground.url, "CLIENT_MODEL": NAME, "CLIENT_TASK": TASK, "CLIENT_KEY": "none"}
-    return Invocation([str(group.programs / "python"), str(script)], told, group.programs)
+    variables = {"CLIENT_URL": workspace.url, "CLIENT_MODEL": NAME, "CLIENT_TASK": TASK, "CLIENT_KEY": "none"}
+    return Invocation([str(group.programs / "python"), str(script)], variables, group.programs)
 
 
 def _invalid_tools(run: ClientRun) -> int:
-    """opencode calls a tool of this name where a call cannot be read or names nobody."""
+    """opencode reports a call that it cannot read, or of an unknown tool, as a call of the tool `invalid`."""
     events = [json.loads(line) for line in run.output.splitlines() if line.startswith("{")]
     return sum(event.get("part", {}).get("tool") == "invalid" for event in events)
 
 
 _AIDER = next(agent for agent in ALL_AGENTS if agent.group == "aider")
 REAL_AGENTS = (
-    RealAgent("opencode", "opencode", _launched("opencode", ("run", "--format", "json", TASK)), _invalid_tools),
-    RealAgent("aider", "aider", _launched("aider", _AIDER.asked(TASK)), lambda _run: 0),
-    RealAgent("openai-agents", "openai-agents", _sdk, lambda run: "ModelBehaviorError" in run.errors),
+    RealAgent("opencode", "opencode", _launch_command("opencode", ("run", "--format", "json", TASK)), _invalid_tools),
+    RealAgent("aider", "aider", _launch_command("aider", _AIDER.task_words(TASK)), lambda _run: 0),
+    RealAgent("openai-agents", "openai-agents", _sdk_command, lambda run: "ModelBehaviorError" in run.errors),
 )
 
 
 def prints_fibonacci(folder: Path) -> bool:
-    """A program is there, and prints the numbers in their order and no others."""
+    """Whether the folder has a program that prints the numbers in their order and no others."""
     path = folder / FILE
     if not path.is_file():
         return False
     try:
-        words = [sys.executable, "-I", str(path)]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PROGRAM_S)
+        command = [sys.executable, "-I", str(path)]
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PROGRAM_S)
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode == 0 and [*map(int, re.findall(r"-?\d+", done.stdout))] in NUMBERS
+    return process.returncode == 0 and [*map(int, re.findall(r"-?\d+", process.stdout))] in NUMBERS
 
 
 def server_errors(server: Server, num_before: int) -> list[dict[str, Any]]:
-    """Requests that were refused or broke off."""
+    """Access-log lines of requests that were refused or broke off."""
     return [line for line in server.access_lines()[num_before:] if line["status"] >= 400 or "error" in line]
 
 
 @section("real model")
 def real_model(proof: Proof) -> None:
-    """Several tries for each agent, one after the other."""
+    """Run each agent several times, one after the other."""
     num_tries = proof.sized(quick=1, full=3)
     runtime = proof.folder / "runtime" / "quire"
     runtime.mkdir(parents=True, mode=0o700)
-    words = (str(coder_file()), "--served-model-name", NAME, "--memory", "8GiB")
+    options = (str(coder_file()), "--served-model-name", NAME, "--memory", "8GiB")
     num_runs = num_successes = num_errors = num_malformed = 0
-    with started(proof.folder, *words, module="quire serve") as server:
+    with started(proof.folder, *options, module="quire serve") as server:
         (runtime / "admin-1.sock").symlink_to(server.admin_path)
         for agent in REAL_AGENTS:
             try:
@@ -125,22 +125,22 @@ def real_model(proof: Proof) -> None:
                 say(f"    {error}")
                 continue
             num_good = 0
-            for at in range(num_tries):
-                ground = Ground.made(proof.folder / f"{agent.group}-{at}", server.url, NAME)
+            for number in range(num_tries):
+                workspace = Workspace.create(proof.folder / f"{agent.group}-{number}", server.url, NAME)
                 num_before = len(server.access_lines())
-                run = run_client(ground, agent.invocation(group, ground), RUN_S)
-                errors, malformed = server_errors(server, num_before), agent.malformed(run)
-                is_good = prints_fibonacci(ground.work)
+                run = run_client(workspace, agent.invocation(group, workspace), RUN_S)
+                errors, malformed = server_errors(server, num_before), agent.count_malformed(run)
+                is_good = prints_fibonacci(workspace.work)
                 num_runs, num_good = num_runs + 1, num_good + is_good
                 num_errors, num_malformed = num_errors + bool(errors), num_malformed + bool(malformed)
-                num_asked = len(server.access_lines()) - num_before
-                say(f"    {agent.title}: {is_good}, {num_asked} requests, {run.took_s:.0f} s, exit code {run.code}")
+                num_requests = len(server.access_lines()) - num_before
+                say(f"    {agent.title}: {is_good}, {num_requests} requests, {run.took_s:.0f} s, exit code {run.code}")
                 if errors or malformed or run.code:
-                    say(f"    {errors}, {malformed} malformed: {run.shown}")
+                    say(f"    {errors}, {malformed} malformed: {run.output_end}")
             proof.report(f"real_{agent.group.replace('-', '_')}", num_good, f"of {num_tries}")
             num_successes += num_good
         num_restarts = server.num_restarts()
     proof.equals("real_runs", num_runs, num_tries * len(REAL_AGENTS))
     proof.report("agents_real_model", num_successes, f"of {num_runs} wrote the program")
-    proof.equals("real_server_errors", num_errors + num_restarts, 0, "runs with one, workers replaced")
-    proof.equals("real_malformed_calls", num_malformed, 0, "runs with one")
+    proof.equals("real_server_errors", num_errors + num_restarts, 0, "runs with an error, and workers replaced")
+    proof.equals("real_malformed_calls", num_malformed, 0, "runs with such a call")

@@ -1,8 +1,8 @@
-"""What the official SDKs make of the three APIs, in Python and in JavaScript: tools, classes to parse into, streaming
-helpers, conversations kept by the server, counts, and refusals as errors of their own kinds.
+"""The official SDKs against the three APIs, in Python and in JavaScript: tools, parsing to classes, streaming helpers,
+stored conversations, token counts, and refusals as the SDK's own error classes.
 
-The SDKs live in environments of their own (`sdk_environments`), and the cases run there (`sdk_cases`). Both languages
-ask one server, at the same time.
+The SDKs are installed in environments of their own (`sdk_environments`), where the cases run (`sdk_cases`). Both
+languages send requests to one server, at the same time.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,25 +18,25 @@ from quire.api.access.keys import add_key
 
 @section("sdk")
 def sdk(proof: Proof) -> None:
-    """Half of the calls in each language."""
+    """Make half of the calls in each language."""
     count, folder = proof.sized(quick=60, full=1_000), proof.folder
     keys = folder / "sdk-keys.json"
-    words = serve_words("--tool-format", "hermes", "--store", str(folder / "sdk.db"), "--keys-file", str(keys))
-    asked = {name: _asked(keys, name, count // 2, proof.random.getrandbits(30)) for name in LANGUAGES}
+    options = serve_words("--tool-format", "hermes", "--store", str(folder / "sdk.db"), "--keys-file", str(keys))
+    inputs = {name: _case_input(keys, name, count // 2, proof.random.getrandbits(30)) for name in LANGUAGES}
     by_language = commands(folder)
-    with started(folder, *words, module="quire serve") as server, ThreadPoolExecutor() as threads:
-        running = {name: threads.submit(cases_of, server, by_language[name], asked[name]) for name in LANGUAGES}
-        told = {name: one.result() for name, one in running.items()}
-    wrong = [line for one in told.values() for line in one.wrong]
-    for name, one in told.items():
-        say(f"    {name}: {one.versions}, {one.kinds}")
-        proof.at_least(f"sdk_calls_{name}", one.num_calls, 0.4 * count)
-        proof.at_least(f"sdk_kinds_{name}", len(one.kinds), 12, "each tried once at least")
-    proof.at_least("sdk_calls", sum(one.num_calls for one in told.values()), count)
-    proof.none("sdk_wrong", wrong, "raised, or streamed in another way than told whole")
+    with started(folder, *options, module="quire serve") as server, ThreadPoolExecutor() as threads:
+        futures = {name: threads.submit(cases_of, server, by_language[name], inputs[name]) for name in LANGUAGES}
+        results = {name: result.result() for name, result in futures.items()}
+    wrong = [line for result in results.values() for line in result.wrong]
+    for name, result in results.items():
+        say(f"    {name}: {result.versions}, {result.kinds}")
+        proof.at_least(f"sdk_calls_{name}", result.num_calls, 0.4 * count)
+        proof.at_least(f"sdk_kinds_{name}", len(result.kinds), 12, "each tried once at least")
+    proof.at_least("sdk_calls", sum(result.num_calls for result in results.values()), count)
+    proof.none("sdk_wrong", wrong, "an exception, or a stream that differs from the whole answer")
 
 
-def _asked(keys: Path, name: str, count: int, seed: int) -> dict[str, Any]:
-    limited = [add_key(keys, f"{name}-once-{at}", requests_per_minute=1) for at in range(2)]
-    what = {"key": add_key(keys, name), "limited": limited, "model": "m", "count": count, "seed": seed}
-    return {**what, "kinds": "agents", "num_cases": 14}
+def _case_input(keys: Path, name: str, count: int, seed: int) -> dict[str, Any]:
+    limited = [add_key(keys, f"{name}-once-{index}", requests_per_minute=1) for index in range(2)]
+    fields = {"key": add_key(keys, name), "limited": limited, "model": "m", "count": count, "seed": seed}
+    return {**fields, "kinds": "agents", "num_cases": 14}

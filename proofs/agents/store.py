@@ -1,7 +1,7 @@
-"""Conversations that are gone on with by an id, beside the same sent whole: the same prompt, the same answer.
+"""Stored conversations: a turn that continues by an id has the same prompt and answer as one with the full history.
 
-Both APIs, streamed and not, with tools and without, over a restart of the server, also from an answer in the middle.
-To another tenant every id reads as one that never was.
+It tries both APIs that store, streamed and not, with and without tools, a restart of the server, and forks from an
+earlier answer. For another tenant, an id that exists gets the same reply as an id that does not exist.
 """
 
 import asyncio
@@ -25,44 +25,44 @@ MAX_TOKENS = (1, 40)
 MAX_CALL_TOKENS = 60
 NUM_OPEN = 12
 PATHS = {RESPONSES: "/v1/responses", MESSAGES: "/v1/messages"}
-OF_ONE_ANSWER = ("x-request-id", "date")
+CHANGING_HEADERS = ("x-request-id", "date")
 Items = list[dict[str, Any]]
 
 
 @section("store")
-def kept(proof: Proof) -> None:
-    """So many conversations, half of each before the server is started again."""
+def store(proof: Proof) -> None:
+    """Hold conversations, half of the turns of each before the server is restarted."""
     count = proof.sized(quick=20, full=300)
     keys = proof.folder / "keys.json"
     alice, bob = add_key(keys, "alice"), add_key(keys, "bob")
-    words = serve_words("--tool-format", "hermes", "--store", str(proof.folder / "kept.db"), "--keys-file", str(keys))
-    talks = [Talk.begun(at, Random(proof.random.getrandbits(64))) for at in range(count)]
-    strangers = OpenAIServers()
+    options = serve_words("--tool-format", "hermes", "--store", str(proof.folder / "kept.db"), "--keys-file", str(keys))
+    chats = [Chat.start(number, Random(proof.random.getrandbits(64))) for number in range(count)]
+    foreign = ForeignRequests()
     for turns in (range(NUM_TURNS // 2), range(NUM_TURNS // 2, NUM_TURNS)):
-        with started(proof.folder, *words, module="quire serve") as server:
-            asyncio.run(_all(server, talks, turns, alice))
-            asyncio.run(strangers.ask(server, talks, (alice, bob)))
-    for told in [told for talk in talks for told in talk.wrong][:6] + strangers.told_apart[:3]:
-        say(f"    {told}")
-    proof.at_least("store_conversations", len(talks), count, f"of {NUM_TURNS} turns each")
-    proof.at_least("store_turns", sum(talk.num_turns for talk in talks), NUM_TURNS * count)
-    proof.at_least("store_calls", sum(talk.num_calls for talk in talks), count // 4, "that were gone on from")
-    proof.at_least("store_forks", sum(talk.num_forks for talk in talks), count // 8, "from an answer in the middle")
-    proof.at_least("store_strangers", strangers.num_tried, count, "ids of another tenant's")
-    proof.equals("store_told_apart", len(strangers.told_apart), 0, "answered in another way than ids that never were")
-    proof.equals("store_wrong", sum(bool(talk.wrong) for talk in talks) + len(strangers.told_apart), 0)
+        with started(proof.folder, *options, module="quire serve") as server:
+            asyncio.run(_run_turns(server, chats, turns, alice))
+            asyncio.run(foreign.ask(server, chats, (alice, bob)))
+    for message in [message for chat in chats for message in chat.problems][:6] + foreign.differing[:3]:
+        say(f"    {message}")
+    proof.at_least("store_conversations", len(chats), count, f"of {NUM_TURNS} turns each")
+    proof.at_least("store_turns", sum(chat.num_turns for chat in chats), NUM_TURNS * count)
+    proof.at_least("store_calls", sum(chat.num_calls for chat in chats), count // 4, "with results in the next turn")
+    proof.at_least("store_forks", sum(chat.num_forks for chat in chats), count // 8, "from an answer in the middle")
+    proof.at_least("store_strangers", foreign.num_tried, count, "ids of another tenant")
+    proof.equals("store_told_apart", len(foreign.differing), 0, "replies that differ from the reply to an unknown id")
+    proof.equals("store_wrong", sum(bool(chat.problems) for chat in chats) + len(foreign.differing), 0)
 
 
-async def _all(server: Server, talks: Sequence["Talk"], turns: range, key: str) -> None:
+async def _run_turns(server: Server, chats: Sequence["Chat"], turns: range, key: str) -> None:
     gate = asyncio.Semaphore(NUM_OPEN)
 
-    async def one(session: aiohttp.ClientSession, talk: Talk) -> None:
+    async def run(session: aiohttp.ClientSession, chat: Chat) -> None:
         for turn in turns:
             async with gate:
-                await talk.turn(Requester(session, server.url), turn)
+                await chat.turn(Requester(session, server.url), turn)
 
     async with _session(key) as session:
-        await asyncio.gather(*(one(session, talk) for talk in talks))
+        await asyncio.gather(*(run(session, chat) for chat in chats))
 
 
 def _session(key: str) -> aiohttp.ClientSession:
@@ -71,30 +71,30 @@ def _session(key: str) -> aiohttp.ClientSession:
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Of one server, in one name."""
+    """A client of one server, with one key."""
 
     session: aiohttp.ClientSession
     url: str
 
-    async def ask(self, dialect: str, body: dict[str, Any]) -> "Told":
+    async def ask(self, dialect: str, body: dict[str, Any]) -> "Answer":
         async with self.session.post(self.url + PATHS[dialect], json=body) as reply:
             data = await reply.read()
             if reply.status != 200:
                 raise RuntimeError(f"{dialect}: {reply.status} {data[:300]!r} for {json.dumps(body)[:600]}")
-        join, whole = JOINS[dialect]
+        join, read_whole = JOINS[dialect]
         if not body.get("stream"):
             answer = json.loads(data)
-            return Told(answer, whole(answer))
+            return Answer(answer, read_whole(answer))
         events = events_of(data)
-        return Told(events[-1]["response"] if dialect == RESPONSES else message_of_events(events), join(events))
+        return Answer(events[-1]["response"] if dialect == RESPONSES else message_of_events(events), join(events))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """An answer as its client has it."""
+class Answer:
+    """An answer as its client has it: the raw object, and its joined form."""
 
     answer: dict[str, Any]
-    said: Joined
+    joined: Joined
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -103,7 +103,7 @@ class Told:
 
     @property
     def output(self) -> Items:
-        """What a client sends back of it."""
+        """What a client sends back of the answer in the next turn."""
         if "output" in self.answer:
             output: Items = self.answer["output"]
             return output
@@ -111,71 +111,71 @@ class Told:
 
     @property
     def calls(self) -> Items:
-        found = self.answer.get("output") or self.answer.get("content") or ()
-        return [one for one in found if one["type"] in ("function_call", "tool_use")]
+        items = self.answer.get("output") or self.answer.get("content") or ()
+        return [item for item in items if item["type"] in ("function_call", "tool_use")]
 
 
 @dataclass
-class Talk:
-    """One conversation: what its client would have to send, and what it goes on from."""
+class Chat:
+    """One conversation: the history that a client without a store would send, and the ids of stored answers."""
 
     number: int
     random: Random
     dialect: str
-    always: dict[str, Any]
-    """Of every body."""
-    at_first: dict[str, Any]
-    """What a thread remembers, and who sends everything sends again."""
+    common_fields: dict[str, Any]
+    """The fields of every body."""
+    stored_fields: dict[str, Any]
+    """Fields that a thread stores: sent with its first turn, and with every turn that has the full history."""
     states: list[tuple[Items, str | None]] = field(default_factory=lambda: [([], None)])
-    """After each answer: all messages, and its id."""
+    """After each answer: all messages, and the answer's id."""
     calls: Items = field(default_factory=list)
-    """That the last answer made, and nobody has answered."""
+    """The tool calls of the last answer, which have no result yet."""
     num_turns: int = 0
     num_calls: int = 0
     num_forks: int = 0
-    wrong: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, number: int, random: Random) -> "Talk":
-        """Of either API, with a system text, with a tool, or without."""
+    def start(cls, number: int, random: Random) -> "Chat":
+        """A conversation with either API, with or without a system prompt, with or without a tool."""
         dialect = (RESPONSES, MESSAGES)[number % 2]
         system, has_tools = random.choice((None, phrase(random))), random.random() < 0.5
-        always: dict[str, Any] = {"model": "m", "temperature": 0}
+        common: dict[str, Any] = {"model": "m", "temperature": 0}
         if dialect == RESPONSES:
             tool = {"type": "function", "name": "find", "description": "Finds.", "parameters": PLACE}
-            always |= {"tools": [tool]} if has_tools else {}
-            return cls(number, random, dialect, always | ({"instructions": system} if system else {}), {})
-        own: dict[str, Any] = {"system": system} if system else {}
-        own |= {"tools": [{"name": "find", "description": "Finds.", "input_schema": PLACE}]} if has_tools else {}
-        return cls(number, random, dialect, always, own)
+            common |= {"tools": [tool]} if has_tools else {}
+            return cls(number, random, dialect, common | ({"instructions": system} if system else {}), {})
+        stored: dict[str, Any] = {"system": system} if system else {}
+        stored |= {"tools": [{"name": "find", "description": "Finds.", "input_schema": PLACE}]} if has_tools else {}
+        return cls(number, random, dialect, common, stored)
 
-    async def turn(self, asking: Requester, turn: int) -> None:
-        """The next one, asked both ways."""
-        history, previous, new = self._next(turn)
-        how = self._how()
-        by_id = await asking.ask(self.dialect, {**self.going_on(previous), **how, **self.told_as(new)})
-        whole = await asking.ask(self.dialect, {**self._whole(), **how, **self.told_as([*history, *new])})
+    async def turn(self, requester: Requester, number: int) -> None:
+        """Send the next turn both ways, by an id and with the full history, and compare."""
+        history, previous, new = self._next(number)
+        fields = self._random_fields()
+        by_id = await requester.ask(self.dialect, {**self.continuation(previous), **fields, **self.messages_field(new)})
+        full = await requester.ask(self.dialect, {**self._full_body(), **fields, **self.messages_field(history + new)})
         self.num_turns += 1
         self.calls = by_id.calls
         self.num_calls += bool(self.calls)
         self.states.append(([*history, *new, *by_id.output], by_id.answer["id"]))
-        counts = (by_id.num_prompt_tokens, whole.num_prompt_tokens)
-        if by_id.said != whole.said or counts[0] != counts[1]:
-            about = f"conversation {self.number}, turn {turn}, {counts} tokens: {by_id.said}, {whole.said}"
-            self.wrong.append(f"{about}; before: {history[-2:]}")
+        counts = (by_id.num_prompt_tokens, full.num_prompt_tokens)
+        if by_id.joined != full.joined or counts[0] != counts[1]:
+            message = f"conversation {self.number}, turn {number}, {counts} tokens: {by_id.joined}, {full.joined}"
+            self.problems.append(f"{message}; before: {history[-2:]}")
 
-    def _next(self, turn: int) -> tuple[Items, str | None, Items]:
-        """What was said, the id of its last answer, and what is said now."""
+    def _next(self, number: int) -> tuple[Items, str | None, Items]:
+        """The history of the next turn, the id of its last answer, and the new messages."""
         history, previous = self.states[-1]
         results = [self._result(call) for call in self.calls]
-        if turn > 1 and self.random.random() < 0.25 and not results:
+        if number > 1 and self.random.random() < 0.25 and not results:
             history, previous = self.states[self.random.randrange(1, len(self.states) - 1)]
             self.num_forks += 1
             results = []
-        said = {"role": "user", "content": phrase(self.random)}
+        message = {"role": "user", "content": phrase(self.random)}
         if self.dialect == MESSAGES and results:
-            return history, previous, [{"role": "user", "content": results}, said]
-        return history, previous, [*results, said]
+            return history, previous, [{"role": "user", "content": results}, message]
+        return history, previous, [*results, message]
 
     def _result(self, call: dict[str, Any]) -> dict[str, Any]:
         output = phrase(self.random)
@@ -183,58 +183,58 @@ class Talk:
             return {"type": "function_call_output", "call_id": call["call_id"], "output": output}
         return {"type": "tool_result", "tool_use_id": call["id"], "content": output}
 
-    def _how(self) -> dict[str, Any]:
-        """As both are asked. Some answers are cut, in the middle of a call, too."""
-        most, has_tools = self.random.randint(*MAX_TOKENS), "tools" in {**self.always, **self.at_first}
-        how: dict[str, Any] = {"stream": True} if self.random.random() < 0.5 else {}
+    def _random_fields(self) -> dict[str, Any]:
+        """Random fields of both requests. Some answers are cut, even in the middle of a call."""
+        max_tokens, has_tools = self.random.randint(*MAX_TOKENS), "tools" in self.common_fields | self.stored_fields
+        fields: dict[str, Any] = {"stream": True} if self.random.random() < 0.5 else {}
         if has_tools and self.random.random() < 0.6:
-            most = self.random.choice((most, MAX_CALL_TOKENS, MAX_CALL_TOKENS))
-            how["tool_choice"] = "required" if self.dialect == RESPONSES else {"type": "any"}
-        return {**how, "max_output_tokens" if self.dialect == RESPONSES else "max_tokens": most}
+            max_tokens = self.random.choice((max_tokens, MAX_CALL_TOKENS, MAX_CALL_TOKENS))
+            fields["tool_choice"] = "required" if self.dialect == RESPONSES else {"type": "any"}
+        return {**fields, "max_output_tokens" if self.dialect == RESPONSES else "max_tokens": max_tokens}
 
-    def going_on(self, previous: str | None) -> dict[str, Any]:
-        """A body without its messages: what it goes on from."""
+    def continuation(self, previous: str | None) -> dict[str, Any]:
+        """A body that continues after the answer `previous`, without its messages."""
         if self.dialect == RESPONSES:
-            return {**self.always, **({"previous_response_id": previous} if previous else {})}
+            return {**self.common_fields, **({"previous_response_id": previous} if previous else {})}
         if previous is None:
-            return {**self.always, **self.at_first, "thread": {"type": "create"}}
-        return {**self.always, "thread": {"type": "continue", "previous_message_id": previous}}
+            return {**self.common_fields, **self.stored_fields, "thread": {"type": "create"}}
+        return {**self.common_fields, "thread": {"type": "continue", "previous_message_id": previous}}
 
-    def _whole(self) -> dict[str, Any]:
-        return {**self.always, **self.at_first, **({"store": False} if self.dialect == RESPONSES else {})}
+    def _full_body(self) -> dict[str, Any]:
+        return {**self.common_fields, **self.stored_fields, **({"store": False} if self.dialect == RESPONSES else {})}
 
-    def told_as(self, items: Items) -> dict[str, Any]:
-        """Messages in the field that the API has for them."""
+    def messages_field(self, items: Items) -> dict[str, Any]:
+        """The field of the API that holds messages."""
         return {"input" if self.dialect == RESPONSES else "messages": items}
 
 
 @dataclass
-class OpenAIServers:
-    """Another tenant, who has somehow got hold of an id."""
+class ForeignRequests:
+    """Requests of another tenant who knows the id of an answer that is not theirs."""
 
     num_tried: int = 0
-    told_apart: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
 
-    async def ask(self, server: Server, talks: Sequence[Talk], keys: tuple[str, str]) -> None:
-        """With each conversation's last id, and with one that never was; its owner is let in."""
+    async def ask(self, server: Server, chats: Sequence[Chat], keys: tuple[str, str]) -> None:
+        """Continue each conversation's last id, and an unknown id; only the owner may."""
         alice, bob = keys
         async with _session(alice) as owner, _session(bob) as stranger:
-            for talk in talks:
-                known = talk.states[-1][1] or ""
-                unknown = known[:-4] + ("aaaa" if known[-4:] != "aaaa" else "bbbb")
-                status, *_ = await self._told(owner, server.url, talk, known)
-                theirs, none = [await self._told(stranger, server.url, talk, one) for one in (known, unknown)]
+            for chat in chats:
+                known_id = chat.states[-1][1] or ""
+                unknown_id = known_id[:-4] + ("aaaa" if known_id[-4:] != "aaaa" else "bbbb")
+                status, *_ = await self._reply(owner, server.url, chat, known_id)
+                replies = [await self._reply(stranger, server.url, chat, name) for name in (known_id, unknown_id)]
                 self.num_tried += status == 200
-                if theirs != none or theirs[0] not in (400, 404):
-                    self.told_apart.append(f"{theirs} beside {none}")
+                if replies[0] != replies[1] or replies[0][0] not in (400, 404):
+                    self.differing.append(f"known id: {replies[0]}, unknown id: {replies[1]}")
 
     @staticmethod
-    async def _told(session: aiohttp.ClientSession, url: str, talk: Talk, known: str) -> tuple[int, Any, bytes]:
-        """Status, headers and body, without what is of one answer alone and without the id itself."""
-        words = [{"role": "user", "content": "and?"}]
-        how = {"max_output_tokens": 1, "store": False} if talk.dialect == RESPONSES else {"max_tokens": 1}
-        body = {**talk.going_on(known), **how, **talk.told_as(words)}
-        async with session.post(url + PATHS[talk.dialect], json=body) as reply:
-            data = (await reply.read()).replace(known.encode(), b"ID")
+    async def _reply(session: aiohttp.ClientSession, url: str, chat: Chat, previous: str) -> tuple[int, Any, bytes]:
+        """Status, headers and body of the reply, without the id itself and what differs between any two replies."""
+        messages = [{"role": "user", "content": "and?"}]
+        fields = {"max_output_tokens": 1, "store": False} if chat.dialect == RESPONSES else {"max_tokens": 1}
+        body = {**chat.continuation(previous), **fields, **chat.messages_field(messages)}
+        async with session.post(url + PATHS[chat.dialect], json=body) as reply:
+            data = (await reply.read()).replace(previous.encode(), b"ID")
             headers = sorted((name.lower(), value) for name, value in reply.headers.items())
-            return reply.status, [one for one in headers if one[0] not in OF_ONE_ANSWER], data
+            return reply.status, [header for header in headers if header[0] not in CHANGING_HEADERS], data

@@ -1,7 +1,7 @@
-"""Answers with thoughts, text and calls in every known format, cut anywhere: what each dialect streams, joined as its
-clients join it, is what the same dialect says at once.
+"""Answers with reasoning, text and tool calls in every known format, cut at any token: the events that each API dialect
+streams, joined as its clients join them, equal the answer that this dialect gives without streaming.
 
-No model runs: tokens are letters of a small tokenizer, and come in groups of any size, as forced and guessed tokens do.
+No model runs: a token is a letter of a small tokenizer. Tokens come in groups, as forced and drafted tokens do.
 """
 
 import json
@@ -34,12 +34,12 @@ LETTERS = 'ab {}[]"\\,:\n</tool_call>='
 
 
 def random_text(random: Random, letters: str = LETTERS) -> str:
-    """Short, of letters that matter somewhere."""
+    """A short text of letters that have a meaning in some format."""
     return "".join(random.choice(letters) for _ in range(random.randrange(12)))
 
 
 def random_value(random: Random, depth: int = 0) -> Any:
-    """Something that JSON can say."""
+    """A random JSON value."""
     kind = random.randrange(4 if depth > 1 else 6)
     if kind < 2:
         return random_text(random)
@@ -51,7 +51,7 @@ def random_value(random: Random, depth: int = 0) -> Any:
 
 
 def random_answer(random: Random) -> tuple[AnswerFormat, str]:
-    """An answer, and the format that it is in."""
+    """A format, and a random answer in it."""
     form = FORMATS[random.choice([*FORMATS])]
     plain = "ab ,:\n"
     thought, text = random_text(random, plain).strip(), random_text(random, plain).strip()
@@ -60,73 +60,73 @@ def random_answer(random: Random) -> tuple[AnswerFormat, str]:
         Call(name, {key: random_value(random) for key in ("a", "some_key")[: random.randrange(3)]}) for name in names
     ]
     if form.tagged is not None:
-        calls = [Call(one.name, {key: _tame(value) for key, value in one.arguments.items()}) for one in calls]
-    keys = {one.name: frozenset(key for key, value in one.arguments.items() if isinstance(value, str)) for one in calls}
+        calls = [Call(call.name, {key: _clean(value) for key, value in call.arguments.items()}) for call in calls]
+    keys = {call.name: frozenset(key for key, arg in call.arguments.items() if isinstance(arg, str)) for call in calls}
     answer = f"<think>\n{thought}\n</think>\n\n" if thought else ""
     answer += text + "\n" if text and form.marker else ""
     answer += written(form, calls) if random.random() < 0.8 else ""
     return AnswerFormat(reasoning=THOUGHTS, tools=form, text_keys=keys), answer
 
 
-def _tame(value: Any) -> Any:
+def _clean(value: Any) -> Any:  # tagged formats cannot quote a "<"
     return value.replace("<", "(") if isinstance(value, str) else value
 
 
 @section("streams")
 def streams(proof: Proof) -> None:
-    """Each answer once, in all dialects."""
+    """Compare the joined stream of each answer with the whole answer, in all dialects."""
     text = talker().text
-    spoken = dialects(text.tokenizer)
-    count, wrong = proof.sized(quick=300, full=3_000), 0
-    for at in range(count):
-        form, answer = random_answer(proof.random)
+    writers = dialects(text.tokenizer)
+    count, num_unequal = proof.sized(quick=300, full=3_000), 0
+    for number in range(count):
+        answer_format, answer = random_answer(proof.random)
         ids = text.tokenizer.encode(answer, add_special_tokens=False) if answer else []
-        params = SamplingParams(answer_format=form)
+        params = SamplingParams(answer_format=answer_format)
         reason = proof.random.choice([FinishReason.STOP, FinishReason.LENGTH])
-        for name, make in spoken.items():
-            join, whole = JOINS[name]
+        for name, make_writer in writers.items():
+            join_events, read_whole = JOINS[name]
             request = make_request(text, [1, 2, 3], params)
             events = _events(request.request_id, ids, reason)
-            reply, writer = Reply(request, params, text.tokenizer), make()
-            told = _streamed(reply, writer, events, proof.random)
-            other = Reply(request, params, text.tokenizer)
-            other.take(events)
-            if join(told) != whole(json.loads(make().whole([other]))):
-                wrong += 1
-                say(f"    {name}, answer {at}: {answer!r}")
-    proof.report("stream_answers", count, f"in {len(spoken)} dialects and {len(FORMATS)} formats")
-    proof.equals("stream_unequal", wrong, 0, "joined differs from whole")
+            reply, writer = Reply(request, params, text.tokenizer), make_writer()
+            streamed_events = _stream_events(reply, writer, events, proof.random)
+            whole_reply = Reply(request, params, text.tokenizer)
+            whole_reply.take(events)
+            if join_events(streamed_events) != read_whole(json.loads(make_writer().whole([whole_reply]))):
+                num_unequal += 1
+                say(f"    {name}, answer {number}: {answer!r}")
+    proof.report("stream_answers", count, f"in {len(writers)} dialects and {len(FORMATS)} formats")
+    proof.equals("stream_unequal", num_unequal, 0, "joined streams that differ from the whole answer")
 
 
 def _events(request_id: str, ids: Sequence[int], reason: FinishReason) -> list[RequestEvent]:
-    tokens: list[RequestEvent] = [Token(request_id, 0, token_id, at + 1, None) for at, token_id in enumerate(ids)]
+    tokens: list[RequestEvent] = [Token(request_id, 0, token_id, index + 1, None) for index, token_id in enumerate(ids)]
     return [*tokens, SequenceFinished(request_id, 0, reason, len(ids), None), Finished(request_id, 3, 0, len(ids))]
 
 
-def _streamed(reply: Reply, writer: Any, events: Sequence[RequestEvent], random: Random) -> list[dict[str, Any]]:
-    """What goes over the wire, event by event, when tokens come in groups and pieces are joined or not."""
-    data, place = b"", 0
-    begun = False
-    while place < len(events):
+def _stream_events(reply: Reply, writer: Any, events: Sequence[RequestEvent], random: Random) -> list[dict[str, Any]]:
+    """The events of a stream whose tokens come in groups of random size, with pieces merged at random."""
+    data, position = b"", 0
+    has_begun = False
+    while position < len(events):
         size = random.choice([1, 1, 2, 5, 50])
-        pieces = reply.take(events[place : place + size])
-        place += size
+        pieces = reply.take(events[position : position + size])
+        position += size
         batch = [(0, piece) for piece in (merge_pieces(pieces) if random.random() < 0.5 else pieces)]
         if batch:
-            added = writer.pieces([reply], batch)
-            data += (b"" if begun or not added else writer.begin([reply])) + added
-            begun = begun or bool(added)
-    data = data if begun else writer.begin([reply])
+            encoded = writer.pieces([reply], batch)
+            data += (b"" if has_begun or not encoded else writer.begin([reply])) + encoded
+            has_begun = has_begun or bool(encoded)
+    data = data if has_begun else writer.begin([reply])
     data += writer.end([reply])
     return events_of(data)
 
 
 def dialects(tokenizer: Tokenizer) -> dict[str, Callable[[], Any]]:
-    """Who writes in each."""
-    fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    asked, names = ResponseFields.model_validate({"input": "x"}), TokenNames(tokenizer, False)
+    """Dialect name -> a function that makes its response writer."""
+    chat_fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
+    response_fields, names = ResponseFields.model_validate({"input": "x"}), TokenNames(tokenizer, False)
     return {
-        CHAT: lambda: ChatWriter("m", fields, names, "default"),
-        RESPONSES: lambda: ItemsWriter("m", asked),
+        CHAT: lambda: ChatWriter("m", chat_fields, names, "default"),
+        RESPONSES: lambda: ItemsWriter("m", response_fields),
         MESSAGES: lambda: MessagesWriter("m"),
     }

@@ -1,6 +1,5 @@
-"""`make proof-doors`: real sockets, real workers; the oracle where counts matter, the real model where text does.
-
-Needs the dev extra, and node and npm, which fetch the JavaScript SDK by its name.
+"""`make proof-doors`: the HTTP server over real sockets, with real workers. Its model is an oracle, which computes
+nothing, or the test model where the text matters. Needs the dev extra, and node and npm for the JavaScript SDK.
 """
 
 import asyncio
@@ -24,12 +23,12 @@ from proofs.api.load import (
     LOOPBACK,
     OUTBOUND,
     WORDS,
+    Connections,
     Server,
-    Wires,
     listeners,
+    parse_stream,
     percentile,
     phrase,
-    read_later,
     serve_words,
     started,
     stream_bytes,
@@ -41,60 +40,60 @@ from quire.client.engines.opening import open_model
 from quire.client.request.params import SamplingParams
 
 PARTS = (sdk, cached, leaving, strangers, draining)
-"""Whose sections come first. The listeners come last: they look at what all servers before them did."""
+"""Modules whose sections run first. The section of listeners is the last: it checks what all servers before it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How long requests are, and how long they are counted."""
+    """The length of requests, and the time for which they are counted."""
 
     seconds: float
     lead_s: float
-    """Before anything is counted: until it has got going."""
+    """A warm-up, before any request is counted."""
     max_tokens: tuple[int, int]
     dice: Random
 
     def body(self) -> dict[str, Any]:
-        """A request."""
+        """A random request."""
         limit = self.dice.randint(*self.max_tokens)
         prompt = phrase(self.dice, 30)
         return {"model": "m", "prompt": prompt, "max_tokens": limit, "temperature": 0.0, "ignore_eos": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Flooded:
-    """What came of a flood."""
+class FloodResult:
+    """The figures of a flood."""
 
     capacity_rps: float
     offered: float
-    """Of capacity."""
+    """Offered requests over capacity; `goodput` is completed requests over capacity."""
     goodput: float
     num_rejected: int
     num_without_retry: int
     reject_p99_ms: float
     memory_growth: float
     drift: float
-    """How much more it could after the flood than before."""
+    """Capacity after the flood over capacity before it, minus 1."""
 
 
 @section("overload")
 def overload(proof: Proof) -> None:
-    """Ten times what it can do: what it does then, with answers of 16 to 64 tokens and with answers of 8 (`short_`).
+    """Offer ten times the capacity, with answers of 16 to 64 tokens and with answers of 8 (`short_`).
 
-    Ten times as many short ones is so many requests that turning them away, and asking, takes a good share of the
-    machine's two cores. The bounds are the same.
+    Ten times the capacity of short answers is so many requests that sending and rejecting them takes much of the
+    machine's two cores. The bounds are equal.
     """
     seconds, lead_s = proof.sized(quick=8, full=60), proof.sized(quick=6, full=20)
-    told = _flooded(proof.folder, Load(seconds, lead_s, (16, 64), proof.random))
-    proof.report("overload_capacity_rps", told.capacity_rps)
-    proof.report("overload_capacity_drift", told.drift, "after the flood over before it, minus 1")
-    proof.at_least("overload_offered_ratio", told.offered, proof.sized(quick=0.0, full=9.5), "of capacity")
-    proof.at_least("overload_rejected", told.num_rejected, 1)
-    proof.equals("missing_retry_after", told.num_without_retry, 0)
-    proof.at_most("reject_p99_ms", told.reject_p99_ms, 50)
-    proof.at_least("goodput", told.goodput, 0.95)
-    proof.at_most("memory_growth", told.memory_growth, 0.05, "parent and worker")
-    short = _flooded(proof.folder, Load(seconds / 2, lead_s / 2, (8, 8), proof.random))
+    result = _run_flood(proof.folder, Load(seconds, lead_s, (16, 64), proof.random))
+    proof.report("overload_capacity_rps", result.capacity_rps)
+    proof.report("overload_capacity_drift", result.drift, "after the flood over before it, minus 1")
+    proof.at_least("overload_offered_ratio", result.offered, proof.sized(quick=0.0, full=9.5), "of capacity")
+    proof.at_least("overload_rejected", result.num_rejected, 1)
+    proof.equals("missing_retry_after", result.num_without_retry, 0)
+    proof.at_most("reject_p99_ms", result.reject_p99_ms, 50)
+    proof.at_least("goodput", result.goodput, 0.95)
+    proof.at_most("memory_growth", result.memory_growth, 0.05, "parent and worker")
+    short = _run_flood(proof.folder, Load(seconds / 2, lead_s / 2, (8, 8), proof.random))
     proof.report("short_capacity_rps", short.capacity_rps)
     proof.report("short_capacity_drift", short.drift)
     proof.report("short_offered_ratio", short.offered)
@@ -103,21 +102,21 @@ def overload(proof: Proof) -> None:
     proof.at_least("short_goodput", short.goodput, 0.95)
 
 
-def _flooded(folder: Path, load: Load) -> Flooded:
-    words = serve_words("--queue", "64", "--max-open-requests", "128")
-    with started(folder, *words, module="quire serve") as server:
+def _run_flood(folder: Path, load: Load) -> FloodResult:
+    arguments = serve_words("--queue", "64", "--max-open-requests", "128")
+    with started(folder, *arguments, module="quire serve") as server:
         uvloop.run(_write_every_block(server, load.dice))
         first_rps = uvloop.run(_closed_loop(server, 64, load))
         before = server.resident_bytes()
-        # A little more than ten times what was seen, so that it is ten times what capacity turns out to be.
+        # A little more than ten times the measured rate, so that it is ten times the final capacity.
         flood = Flood(server, 10.5 * first_rps, load)
         uvloop.run(flood.run())
         growth = server.resident_bytes() / before - 1
-        # A shared machine drifts: what it can do is what it could before and after, half of the time each.
+        # A shared machine drifts: its capacity is the mean of the rates before and after.
         last_rps = uvloop.run(_closed_loop(server, 64, load))
         server.stop()
     capacity = (first_rps + last_rps) / 2
-    return Flooded(
+    return FloodResult(
         capacity,
         flood.num_offered / load.seconds / capacity,
         flood.num_done / load.seconds / capacity,
@@ -130,35 +129,35 @@ def _flooded(folder: Path, load: Load) -> Flooded:
 
 
 async def _write_every_block(server: Server, dice: Random) -> None:
-    """The pool's pages are handed out when they are first written. What was promised at start is no growth."""
+    """Write each block once. The kernel allocates the pool's pages at their first write, which is no memory growth."""
     engine = server.admin("/stats")["models"][0]["engine"]
     num_prompts = engine["num_blocks"] * engine["block_size"] // 1000 + 1
-    with closing(Wires(server.port)) as wires:
+    with closing(Connections(server.port)) as connections:
         for _ in range(num_prompts):
             prompt = dice.choices(range(1000, 40_000), k=1000)
-            answer = await wires.ask({"model": "m", "prompt": prompt, "max_tokens": 1})
+            answer = await connections.ask({"model": "m", "prompt": prompt, "max_tokens": 1})
             assert answer.status == 200, answer
 
 
 async def _closed_loop(server: Server, num_clients: int, load: Load) -> float:
-    """Requests a second with so many clients that each wait for their answer; counted once it has got going."""
+    """Requests per second with clients that each wait for their answer, counted after the warm-up."""
     window_s = load.seconds / 2
-    done, begin = 0, time.perf_counter() + load.lead_s
-    end = begin + window_s
+    num_done, begin_s = 0, time.perf_counter() + load.lead_s
+    end_s = begin_s + window_s
 
-    async def client(wires: Wires) -> None:
-        nonlocal done
-        while time.perf_counter() < end:
-            answer = await wires.ask(load.body())
-            done += answer.status == 200 and begin <= time.perf_counter() < end
+    async def client(connections: Connections) -> None:
+        nonlocal num_done
+        while time.perf_counter() < end_s:
+            answer = await connections.ask(load.body())
+            num_done += answer.status == 200 and begin_s <= time.perf_counter() < end_s
 
-    with closing(Wires(server.port)) as wires:
-        await asyncio.gather(*(client(wires) for _ in range(num_clients)))
-    return done / window_s
+    with closing(Connections(server.port)) as connections:
+        await asyncio.gather(*(client(connections) for _ in range(num_clients)))
+    return num_done / window_s
 
 
 class Flood:
-    """Requests that come whether answered or not."""
+    """Sends requests at a fixed mean rate, without waiting for answers."""
 
     def __init__(self, server: Server, rate: float, load: Load) -> None:
         self._server = server
@@ -167,18 +166,18 @@ class Flood:
         self._begin_s = time.perf_counter() + load.lead_s
         self._end_s = self._begin_s + load.seconds
         self.num_offered = self.num_done = 0
-        """Within the window."""
+        """Requests that were sent, and that were completed, within the window."""
         self.rejected: list[tuple[float, bool]] = []
-        """Milliseconds until turned away, and whether told when to come again."""
+        """Of each rejection: milliseconds until it came, and whether it had `retry-after`."""
 
     async def run(self) -> None:
         tasks: set[asyncio.Task[None]] = set()
-        with closing(Wires(self._server.port)) as wires:
+        with closing(Connections(self._server.port)) as connections:
             next_s = time.perf_counter()
-            # By the clock and not by sleeps: what comes late because the loop was busy comes all the same.
+            # Send times follow the clock, not the sleeps: a busy loop delays requests but drops none.
             while next_s < self._end_s:
                 await asyncio.sleep(max(0.0, next_s - time.perf_counter()))
-                tasks.add(asyncio.ensure_future(self._one(wires)))
+                tasks.add(asyncio.ensure_future(self._send(connections)))
                 next_s += self._load.dice.expovariate(self._rate)
             for task in tasks:
                 await task
@@ -186,25 +185,25 @@ class Flood:
     def _is_counted(self, at_s: float) -> bool:
         return self._begin_s <= at_s < self._end_s
 
-    async def _one(self, wires: Wires) -> None:
-        begun_s = time.perf_counter()
-        self.num_offered += self._is_counted(begun_s)
+    async def _send(self, connections: Connections) -> None:
+        start_s = time.perf_counter()
+        self.num_offered += self._is_counted(start_s)
         body = self._load.body()
-        answer = await wires.ask(body)
-        now_s = time.perf_counter()
+        answer = await connections.ask(body)
+        end_s = time.perf_counter()
         if answer.status in (429, 503):
-            self.rejected.append(((now_s - begun_s) * 1000, answer.has_retry))
+            self.rejected.append(((end_s - start_s) * 1000, answer.has_retry))
         elif answer.status == 200 and json.loads(answer.body)["usage"]["completion_tokens"] == body["max_tokens"]:
-            self.num_done += self._is_counted(now_s)
+            self.num_done += self._is_counted(end_s)
         else:
             raise RuntimeError(f"{answer.status} under load: {answer.body!r}")
 
 
 @section("http overhead")
 def http_overhead(proof: Proof) -> None:
-    """16 streams through HTTP and in process, in turns on the same machine.
+    """Alternate 16 streams through HTTP and 16 in process on the same machine.
 
-    The client shares the machine's two cores with the server: it reads bytes, and looks at them when time has stopped.
+    The client shares the machine's two cores with the server: it only collects bytes, and parses them later.
     """
     rounds, num_tokens = proof.sized(quick=2, full=7), proof.sized(quick=32, full=128)
     settings = quire.ModelSettings(memory_bytes=2 << 30, max_sequence_tokens=1024)
@@ -217,60 +216,60 @@ def http_overhead(proof: Proof) -> None:
 async def _overhead_rounds(
     server: Server, settings: quire.ModelSettings, rounds: int, num_tokens: int
 ) -> tuple[list[float], int]:
-    """Ratios of the rounds, and how many answers were not all that was asked for."""
-    prompts = [f"The story number {at} of the {word} begins" for at, word in enumerate((WORDS * 2)[:16])]
+    """The ratios of the rounds, and the number of answers with a wrong length."""
+    prompts = [f"The story number {index} of the {word} begins" for index, word in enumerate((WORDS * 2)[:16])]
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-    same = {"model": "m", "max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True}
-    bodies = [{**same, "prompt": prompt} for prompt in prompts]
+    common_fields = {"model": "m", "max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True}
+    bodies = [{**common_fields, "prompt": prompt} for prompt in prompts]
     ratios, num_wrong = [], 0
     async with AsyncEngine(open_model(str(smollm2_directory()), settings)) as engine:
 
-        async def open_requests(prompt: str) -> int:
-            num_said = 0
+        async def stream(prompt: str) -> int:
+            num_tokens_streamed = 0
             async for piece in engine.stream(prompt, params):
-                num_said += len(piece.token_ids)
-            return num_said
+                num_tokens_streamed += len(piece.token_ids)
+            return num_tokens_streamed
 
-        for at in range(rounds + 1):
-            begun_s = time.perf_counter()
-            counts = await asyncio.gather(*(open_requests(prompt) for prompt in prompts))
-            between_s = time.perf_counter()
+        for index in range(rounds + 1):
+            start_s = time.perf_counter()
+            counts = await asyncio.gather(*(stream(prompt) for prompt in prompts))
+            middle_s = time.perf_counter()
             streams = await asyncio.to_thread(stream_bytes, server.port, bodies)
-            ended_s = time.perf_counter()
+            end_s = time.perf_counter()
             num_wrong += sum(count != num_tokens for count in counts)
-            num_wrong += sum(not read_later(one).is_whole(num_tokens) for one in streams)
-            if at:  # the first round warms both
-                ratios.append((between_s - begun_s) / (ended_s - between_s))
+            num_wrong += sum(not parse_stream(one).is_whole(num_tokens) for one in streams)
+            if index:  # the first round warms both
+                ratios.append((middle_s - start_s) / (end_s - middle_s))
     return ratios, num_wrong
 
 
 @section("listeners")
 def listening(proof: Proof) -> None:
-    """Where it and its worker listen: nowhere but on loopback unless asked, and then on one address."""
-    folder, before = proof.folder, OUTBOUND.told("socket.bind")
+    """The server and its worker listen on loopback only; with `--host`, on that address only."""
+    folder, binds_before = proof.folder, OUTBOUND.recorded_events("socket.bind")
     with started(folder) as server:
-        at_home = _beyond_loopback(server)
-    at_home += [one for one in OUTBOUND.told("socket.bind") if one not in before]
+        default_listeners = _beyond_loopback(server)
+    default_listeners += [address for address in OUTBOUND.recorded_events("socket.bind") if address not in binds_before]
     keys = folder / "listeners.json"
     add_key(keys, "somebody")
-    # In a network of its own, so that nobody is let in while it is looked at.
-    alone = ("unshare", "--map-root-user", "--net") if shutil.which("unshare") else ()
-    with started(folder, "--host", "0.0.0.0", "--keys-file", str(keys), before=alone) as server:  # noqa: S104
-        abroad = _beyond_loopback(server)
-    bound = OUTBOUND.told("socket.bind")
-    num_told = len(bound) - len(before)
-    proof.equals("listeners_default", len(at_home), 0, "beyond loopback")
-    proof.equals("listeners", len(abroad), 1, "when asked for")
-    proof.equals("listeners_told", num_told, 1, "as the process says of itself")
-    beyond = OUTBOUND.beyond()
+    # In a network namespace of its own, so that no other machine can connect meanwhile.
+    isolation = ("unshare", "--map-root-user", "--net") if shutil.which("unshare") else ()
+    with started(folder, "--host", "0.0.0.0", "--keys-file", str(keys), before=isolation) as server:  # noqa: S104
+        host_listeners = _beyond_loopback(server)
+    binds = OUTBOUND.recorded_events("socket.bind")
+    num_binds = len(binds) - len(binds_before)
+    proof.equals("listeners_default", len(default_listeners), 0, "beyond loopback")
+    proof.equals("listeners", len(host_listeners), 1, "when asked for")
+    proof.equals("listeners_told", num_binds, 1, "by the process's own audit hook")
+    remote_connections = OUTBOUND.remote_connections()
     proof.at_least("outbound_watched", OUTBOUND.num_processes, OUTBOUND.num_expected)
-    proof.report("outbound_looks", OUTBOUND.num_looks)
-    proof.holds("outbound_control", OUTBOUND.sees(), "it would be seen")
-    proof.none("outbound", beyond, "connections to elsewhere")
+    proof.report("outbound_looks", OUTBOUND.num_polls)
+    proof.holds("outbound_control", OUTBOUND.detects_connections(), "a connection would be recorded")
+    proof.none("outbound", remote_connections, "connections to elsewhere")
 
 
 def _beyond_loopback(server: Server) -> list[str]:
-    return [one for pid in server.pids() for one in listeners(pid) if not LOOPBACK.match(one)]
+    return [address for pid in server.pids() for address in listeners(pid) if not LOOPBACK.match(address)]
 
 
 PATHS = ("src/quire/api", "src/quire/client")

@@ -1,10 +1,9 @@
-"""What clients are told of cached tokens, held against what the worker computed: hits, preemptions and dead workers.
+"""The `cached_tokens` that clients get, against what the worker computed: with hits, preemptions and dead workers.
 
-The worker keeps a diary of every prompt position it was made to compute (`tests.support.workers.recording`). What a
-client must be told follows from that alone: its prompt tokens that nobody computed for it on its first pass. A pass
-ends with the first preemption. A worker that dies before the first token leaves a pass unfinished: what it had found
-when it began counts, though its successor had to compute it, and what the pass that brought the first token found if
-that is more.
+The worker writes a diary of every prompt position that it computes (`tests.support.workers.recording`). It determines
+the right number: the prompt tokens that were not computed in the request's first pass. A pass ends with a preemption,
+or with the death of its worker. If the worker died before the first token, the right number is the larger of two: the
+tokens that the first pass found in the cache, and those that the pass with the first token found.
 """
 
 import asyncio
@@ -22,24 +21,24 @@ from tests.support.workers.recording import DIARY, Pass, death_of, passes_in
 
 @section("cached tokens")
 def cached_tokens(proof: Proof) -> None:
-    """Prompts that share beginnings, in a pool that is too small, and a worker that dies again and again."""
+    """Send prompts with common prefixes to a pool that is too small, while workers die again and again."""
     count, num_deaths = proof.sized(quick=200, full=1000), proof.sized(quick=6, full=30)
     diary = proof.folder / "cached.diary"
-    words = ("--blocks", "140", "--running", "16", "--queue", "2000", "--max-open-requests", "2000",
+    options = ("--blocks", "140", "--running", "16", "--queue", "2000", "--max-open-requests", "2000",
              "--step-s", "0.003", "--prompt-tokens", "32")  # fmt: skip
-    with started(proof.folder, *words, environment={DIARY: str(diary)}) as server:
-        told = asyncio.run(_Asking(server, proof.random, death_of(diary)).all_of(count, num_deaths))
+    with started(proof.folder, *options, environment={DIARY: str(diary)}) as server:
+        cached_by_seed = asyncio.run(_Requests(server, proof.random, death_of(diary)).run(count, num_deaths))
         restarts = server.num_restarts()
         server.stop()
         lines = [line for line in server.access_lines() if "cached_tokens" in line]
-    expected, num_broken_off, num_interrupted = _expected(diary)
-    wrong = [seed for seed, cached in told.items() if seed in expected and expected[seed] != cached]
+    expected, num_broken_off, num_interrupted = _expected_tokens(diary)
+    wrong = [seed for seed, cached in cached_by_seed.items() if seed in expected and expected[seed] != cached]
     for seed in wrong[:5]:
-        say(f"  seed {seed}: {told[seed]} told, {expected[seed]} computed from the diary")
-    num_left_out = count - len([seed for seed in told if seed in expected])
+        say(f"  seed {seed}: the client got {cached_by_seed[seed]}, expected {expected[seed]} by the diary")
+    num_left_out = count - len([seed for seed in cached_by_seed if seed in expected])
     num_preempted = sum(line["preemptions"] > 0 for line in lines)
     num_replayed = sum(line["replays"] > 0 for line in lines)
-    proof.at_least("cached_tokens_hits", sum(value > 0 for value in told.values()), 1)
+    proof.at_least("cached_tokens_hits", sum(value > 0 for value in cached_by_seed.values()), 1)
     proof.at_least("cached_tokens_preempted", num_preempted, 1)
     proof.at_least("cached_tokens_replayed", num_replayed, 1)
     proof.equals("cached_tokens_deaths", restarts, num_deaths)
@@ -49,65 +48,65 @@ def cached_tokens(proof: Proof) -> None:
     proof.equals("cached_tokens_wrong", len(wrong), 0, f"of {count - num_left_out}")
 
 
-class _Asking:
-    """Requests over HTTP, each known by its seed."""
+class _Requests:
+    """Sends requests over HTTP; a seed identifies each of them in the diary."""
 
-    def __init__(self, server: Server, dice: Random, death: Path) -> None:
+    def __init__(self, server: Server, random: Random, death: Path) -> None:
         self._server = server
-        self._dice = dice
+        self._random = random
         self._death = death
-        self._shared = [[dice.randrange(40, 300) for _ in range(320)] for _ in range(6)]
-        self._told: dict[int, int] = {}
+        self._shared = [[random.randrange(40, 300) for _ in range(320)] for _ in range(6)]
+        self._cached_by_seed: dict[int, int] = {}
 
-    async def all_of(self, count: int, num_deaths: int) -> dict[int, int]:
-        """What each was told. The worker is told to die after every so many."""
+    async def run(self, count: int, num_deaths: int) -> dict[int, int]:
+        """Send all requests, and end the worker at even intervals; returns seed -> cached tokens."""
         gate = asyncio.Semaphore(40)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-            async def one(seed: int) -> None:
+            async def send(seed: int) -> None:
                 async with gate:
-                    await self._ask(session, seed)
+                    await self._send(session, seed)
 
-            asking = asyncio.gather(*(one(seed) for seed in range(count)))
-            for at in range(num_deaths):
-                await self._until((at + self._dice.uniform(0.2, 0.8)) * count / (num_deaths + 1))
+            requests = asyncio.gather(*(send(seed) for seed in range(count)))
+            for number in range(num_deaths):
+                await self._wait_for((number + self._random.uniform(0.2, 0.8)) * count / (num_deaths + 1))
                 self._death.touch()
-            await asking
-        return self._told
+            await requests
+        return self._cached_by_seed
 
-    async def _until(self, num_told: float) -> None:
-        while len(self._told) < num_told or self._death.exists():
+    async def _wait_for(self, num_answers: float) -> None:
+        while len(self._cached_by_seed) < num_answers or self._death.exists():
             await asyncio.sleep(0.005)
 
-    async def _ask(self, session: aiohttp.ClientSession, seed: int) -> None:
-        dice = self._dice
-        ids = dice.choice(self._shared)[: dice.randint(1, 320)] + _fresh(dice, 100)
-        body = {"model": "oracle", "prompt": ids, "max_tokens": dice.randint(1, 60), "seed": seed, "ignore_eos": True}
-        body |= {"priority": dice.choice([-1, 0, 1])}
+    async def _send(self, session: aiohttp.ClientSession, seed: int) -> None:
+        random = self._random
+        ids = random.choice(self._shared)[: random.randint(1, 320)] + _new_tokens(random, 100)
+        body = {"model": "oracle", "prompt": ids, "max_tokens": random.randint(1, 60), "seed": seed, "ignore_eos": True}
+        body |= {"priority": random.choice([-1, 0, 1])}
         async with session.post(f"{self._server.url}/v1/completions", json=body) as response:
             answer: dict[str, Any] = await response.json()
         if response.status != 200 or answer["usage"]["completion_tokens"] != body["max_tokens"]:
             raise RuntimeError(f"{response.status}: {answer}")
-        self._told[seed] = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        self._cached_by_seed[seed] = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def _fresh(dice: Random, most: int) -> list[int]:
-    return [dice.randrange(40, 300) for _ in range(dice.randint(1, most))]
+def _new_tokens(random: Random, max_tokens: int) -> list[int]:
+    return [random.randrange(40, 300) for _ in range(random.randint(1, max_tokens))]
 
 
-def _expected(diary: Path) -> tuple[dict[int, int], int, int]:
-    """What each seed must be told, and how many lost a worker or were preempted before their first token. One whose
-    first pass cannot be seen is not among them.
+def _expected_tokens(diary: Path) -> tuple[dict[int, int], int, int]:
+    """Seed -> the right number of cached tokens; and how many requests lost a worker, or were preempted, before their
+    first token. Requests whose first pass is not in the diary are left out.
     """
     passes: dict[int, list[Pass]] = {}
-    for one in passes_in(diary):
-        passes.setdefault(one.seed, []).append(one)
+    for run in passes_in(diary):
+        passes.setdefault(run.seed, []).append(run)
     expected, num_broken_off, num_interrupted = {}, 0, 0
-    for seed, own in passes.items():
-        brought = next((at for at, one in enumerate(own) if one.has_token), None)
-        if brought is None or any(one.was_let_go_unseen for one in own[: brought + 1]):
+    for seed, own_passes in passes.items():
+        first_token_index = next((index for index, run in enumerate(own_passes) if run.has_token), None)
+        if first_token_index is None or any(run.was_let_go_unseen for run in own_passes[: first_token_index + 1]):
             continue
-        num_broken_off += brought > 0
-        num_interrupted += own[brought].was_interrupted
-        expected[seed] = max(own[0].first_position, own[brought].num_found)
+        num_broken_off += first_token_index > 0
+        num_interrupted += own_passes[first_token_index].was_interrupted
+        expected[seed] = max(own_passes[0].first_position, own_passes[first_token_index].num_found)
     return expected, num_broken_off, num_interrupted

@@ -1,4 +1,4 @@
-"""What the proof of the server shares: a server as a process, what it and its worker do, and clients that load it."""
+"""Shared by the proofs of the server: a server as a process, a watch on its network connections, and HTTP clients."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from tests.support.servers import live_server
 from tests.support.watched.sitecustomize import FOLDER as WATCH_SOCKETS
 
 MARK = "PROOF_MARK"
-"""In the environment of a server and all its children, so that none of them can hide."""
+"""An environment variable that a server and all of its children inherit, so that all of them can be found."""
 COMPLETION = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 WORDS = [
     "river", "stone", "light", "winter", "garden", "letter", "morning", "engine", "quiet", "harbour", "second",
@@ -39,19 +39,19 @@ WORDS = [
 LOOPBACK = re.compile(r"0100007F:|00000000000000000000000001000000:|0000000000000000FFFF00000100007F:")
 
 
-def phrase(dice: Random, most: int = 12) -> str:
-    """Some words."""
-    return " ".join(dice.choices(WORDS, k=dice.randint(1, most)))
+def phrase(dice: Random, max_words: int = 12) -> str:
+    """A phrase of random words."""
+    return " ".join(dice.choices(WORDS, k=dice.randint(1, max_words)))
 
 
 def serve_words(*more: str) -> tuple[str, ...]:
-    """What `quire serve` is given for the test model, which is called `m`."""
+    """Arguments of `quire serve` for the test model, which gets the name `m`."""
     return (str(smollm2_directory()), "--served-model-name", "m", "--memory", "2GiB", "--max-model-len", "1024", *more)
 
 
 @dataclass
 class Server(live_server.Server):
-    """A process that serves, all of whose children carry a mark."""
+    """A server process; it and all of its children carry a mark in their environment."""
 
     mark: str = ""
 
@@ -59,28 +59,28 @@ class Server(live_server.Server):
         return [json.loads(line) for line in self.lines if line.startswith("{") and '"quire.access"' in line]
 
     def pids(self) -> list[int]:
-        """It and its workers."""
+        """The process ids of the server and its workers."""
         return [self.pid, *children_of(self.pid)]
 
     def num_descriptors(self) -> int:
-        """Of it and its workers."""
+        """Open file descriptors of the server and its workers."""
         return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.pids())
 
     def resident_bytes(self) -> int:
-        """Of it and its workers."""
+        """Resident memory of the server and its workers."""
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def num_restarts(self) -> int:
-        """Workers that were replaced, as the operator is told."""
+        """The number of workers that were replaced, by the admin statistics."""
         return sum(int(model["engine"]["num_restarts"]) for model in self.admin("/stats")["models"])
 
-    def left_behind(self, within_s: float = 2.0) -> list[int]:
-        """Processes of it that are still there, once they had time to go."""
+    def remaining_processes(self, within_s: float = 2.0) -> list[int]:
+        """Processes of the server that still run after `within_s` seconds."""
         deadline_s = time.monotonic() + within_s
-        while (left := marked(self.mark)) and time.monotonic() < deadline_s:
+        while (remaining := processes_with_mark(self.mark)) and time.monotonic() < deadline_s:
             time.sleep(0.02)
-        return left
+        return remaining
 
 
 @contextmanager
@@ -92,17 +92,17 @@ def started(
     environment: dict[str, str] | None = None,
     is_awaited: bool = True,
 ) -> Iterator[Server]:
-    """A server with these words on its command line; one that is not waited for is at a port of its own choice."""
+    """Run a server with these arguments; if `is_awaited` is off, the port is chosen here, and nothing waits for it."""
     run = folder / f"run-{time.monotonic_ns()}"
     admin, port = run / "admin.sock", 0 if is_awaited else free_port()
-    own = ["--port", str(port), "--admin-socket", str(admin), "--log-format", "json"]
-    command = [*before, sys.executable, "-m", *module.split(), *words, *own]
+    server_options = ["--port", str(port), "--admin-socket", str(admin), "--log-format", "json"]
+    command = [*before, sys.executable, "-m", *module.split(), *words, *server_options]
     path = f"{Path(watched.__file__).parent}:{ROOT / 'src'}:{ROOT}"
-    # Whoever runs this may have keys of their own where the server looks for them: let it look elsewhere.
-    own_places = {"XDG_CONFIG_HOME": str(run), "PYTHONPATH": path}
-    around = {**os.environ, **(environment or {}), **own_places, MARK: run.name, WATCH_SOCKETS: OUTBOUND.folder}
-    with spawned(command, folder / f"{run.name}.log", around, stops_s=0) as one:
-        server = Server(one.process, one.log, admin, port, mark=run.name)
+    # The user who runs this may have API keys in the default folder: let the server look elsewhere.
+    own_variables = {"XDG_CONFIG_HOME": str(run), "PYTHONPATH": path}
+    variables = {**os.environ, **(environment or {}), **own_variables, MARK: run.name, WATCH_SOCKETS: OUTBOUND.folder}
+    with spawned(command, folder / f"{run.name}.log", variables, stops_s=0) as process:
+        server = Server(process.process, process.log, admin, port, mark=run.name)
         with OUTBOUND.watching(server, has_worker=is_awaited):
             if is_awaited:
                 server.port = int(server.wait_for(LISTENING, 300.0))
@@ -110,86 +110,86 @@ def started(
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that a process has started and that are still there."""
-    found = []
+    """Running child processes of a process."""
+    pids = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            found += [int(one) for one in path.read_text().split()]
-    return found
+            pids += [int(word) for word in path.read_text().split()]
+    return pids
 
 
-def marked(mark: str) -> list[int]:
-    """Processes that carry this mark, but for those that only wait to be buried."""
-    found = []
+def processes_with_mark(mark: str) -> list[int]:
+    """Processes that carry this mark; zombies have no environment and are not among them."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if f"{MARK}={mark}\0".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 class Outbound:
-    """Whom servers and their workers talk to, from their first line on.
+    """Records the addresses that servers and their workers connect to, from the start of each process.
 
-    Their interpreters tell of every connection themselves. Libraries that are not Python do not go through those: for
-    them the kernel's tables are looked at again and again.
+    An audit hook in each interpreter writes every connection to a file. Native libraries bypass this hook: for them the
+    kernel's socket tables are polled.
     """
 
     def __init__(self) -> None:
         self._holder = tempfile.TemporaryDirectory(prefix="quire-watch-")
         self.folder = self._holder.name
-        self.num_expected = self.num_looks = 0
+        self.num_expected = self.num_polls = 0
         self._seen: set[str] = set()
 
     @contextmanager
     def watching(self, server: Server, *, has_worker: bool) -> Iterator[None]:
-        """As long as it runs. One that is ended while it loads may not have come as far as a worker."""
+        """Poll while the block runs. A server that is ended while it loads may not have started a worker."""
         self.num_expected += 1 + has_worker
-        over = threading.Event()
-        looking = threading.Thread(target=self._look, args=(server, over), daemon=True)
-        looking.start()
+        stop = threading.Event()
+        thread = threading.Thread(target=self._poll, args=(server, stop), daemon=True)
+        thread.start()
         try:
             yield
         finally:
-            over.set()
-            looking.join()
+            stop.set()
+            thread.join()
 
-    def _look(self, server: Server, over: threading.Event) -> None:
-        while not over.wait(0.25):
+    def _poll(self, server: Server, stop: threading.Event) -> None:
+        while not stop.wait(0.25):
             for pid in server.pids():
                 with suppress(OSError):
                     self._seen |= {
                         remote for state, _, remote in sockets(pid) if state != "0A" and not LOOPBACK.match(remote)
                     }
-                    self.num_looks += 1
+                    self.num_polls += 1
 
     @property
     def num_processes(self) -> int:
-        """That told of themselves."""
+        """The number of processes whose audit hook has written a file."""
         return len(list(Path(self.folder).iterdir()))
 
-    def told(self, *events: str) -> list[str]:
-        """Addresses beyond this machine that were told of."""
+    def recorded_events(self, *names: str) -> list[str]:
+        """Recorded events of these names with an address beyond this machine."""
         lines = [line for path in Path(self.folder).iterdir() for line in path.read_text().splitlines()]
-        told = [line.partition(" ") for line in lines]
-        return [f"{event} {host}" for event, _, host in told if event in events and not is_here(host)]
+        parts = [line.partition(" ") for line in lines]
+        return [f"{event} {host}" for event, _, host in parts if event in names and not is_local(host)]
 
-    def beyond(self) -> list[str]:
-        """Everybody elsewhere."""
+    def remote_connections(self) -> list[str]:
+        """All recorded connections beyond this machine."""
         names = ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo")
-        return [*self.told(*names), *sorted(self._seen)]
+        return [*self.recorded_events(*names), *sorted(self._seen)]
 
-    def sees(self) -> bool:
-        """Whether somebody who talks to elsewhere would be seen: a datagram socket that is connected sends nothing."""
+    def detects_connections(self) -> bool:
+        """A control: whether a connection to another machine is recorded. Connected datagram sockets send nothing."""
         with tempfile.TemporaryDirectory() as folder:
             code = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 9))"
-            around = {**os.environ, "PYTHONPATH": str(Path(watched.__file__).parent), WATCH_SOCKETS: folder}
-            subprocess.run([sys.executable, "-c", code], env=around, stderr=subprocess.DEVNULL)
+            variables = {**os.environ, "PYTHONPATH": str(Path(watched.__file__).parent), WATCH_SOCKETS: folder}
+            subprocess.run([sys.executable, "-c", code], env=variables, stderr=subprocess.DEVNULL)
             return any("192.0.2.1" in path.read_text() for path in Path(folder).iterdir())
 
 
-def is_here(host: str) -> bool:
-    """Whether an address, as it was told, is this machine's: loopback, a path, nothing."""
+def is_local(host: str) -> bool:
+    """Whether a recorded address is on this machine: loopback, a path, or empty."""
     bare = host.strip("b'\"")
     return bare in ("", "None", "localhost") or bare.startswith(("127.", "/", "\\x00", "::1"))
 
@@ -198,15 +198,15 @@ OUTBOUND = Outbound()
 
 
 def sockets(pid: int) -> list[tuple[str, str, str]]:
-    """State, own and other address of every TCP socket of a process."""
-    own = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    found = []
+    """State, local address and remote address of every TCP socket of a process."""
+    inodes = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    rows = []
     for table in ("tcp", "tcp6"):
         for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             parts = row.split()
-            if f"socket:[{parts[9]}]" in own:
-                found.append((parts[3], parts[1], parts[2]))
-    return found
+            if f"socket:[{parts[9]}]" in inodes:
+                rows.append((parts[3], parts[1], parts[2]))
+    return rows
 
 
 def listeners(pid: int) -> list[str]:
@@ -215,20 +215,20 @@ def listeners(pid: int) -> list[str]:
 
 @dataclass
 class Streamed:
-    """A stream from its first byte to its last."""
+    """What a client has read of a streamed completion."""
 
     status: int = 0
     pieces: list[str] = field(default_factory=list)
     moments: list[float] = field(default_factory=list)
     tail: bytes = b""
     num_tokens: int | None = None
-    """As its usage says."""
+    """The number of output tokens by the usage."""
     errors: list[str] = field(default_factory=list)
-    """Codes of errors it was told on the way."""
+    """Codes of the errors in the stream."""
     has_retry: bool = False
 
     def is_whole(self, num_tokens: int) -> bool:
-        """It was answered, told of no error, has all its tokens and said that it was over."""
+        """Whether the stream has status 200, no error, all of its tokens and its end."""
         return self.status == 200 and not self.errors and self.num_tokens == num_tokens and self.is_ended
 
     @property
@@ -236,7 +236,7 @@ class Streamed:
         return self.tail.strip() == b"data: [DONE]"
 
     def take(self, line: bytes) -> None:
-        """The next line of it."""
+        """Read the next line of the stream."""
         if line.startswith((b"data: {", b"{")):
             self.moments.append(time.perf_counter())
             event = json.loads(line.removeprefix(b"data: "))
@@ -250,83 +250,83 @@ class Streamed:
 
 
 async def stream_text(
-    session: aiohttp.ClientSession, url: str, body: dict[str, Any], told: Streamed | None = None
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], streamed: Streamed | None = None
 ) -> Streamed:
-    """A streamed completion, with its usage, read line by line as it comes; into `told`, for who may break it off."""
-    told = told or Streamed()
-    async with session.post(f"{url}/v1/completions", json=_streamed(body)) as response:
-        told.status, told.has_retry = response.status, "retry-after" in response.headers
+    """Read a streamed completion line by line; into `streamed`, for a caller that may cancel it."""
+    streamed = streamed or Streamed()
+    async with session.post(f"{url}/v1/completions", json=_as_stream(body)) as response:
+        streamed.status, streamed.has_retry = response.status, "retry-after" in response.headers
         async for line in response.content:
-            told.take(line)
-    return told
+            streamed.take(line)
+    return streamed
 
 
 def stream_bytes(port: int, bodies: list[dict[str, Any]], path: str = "/v1/completions") -> list[bytes]:
-    """All at once, and only taken from their sockets until these are closed: reading that costs as little as it can.
+    """Send all requests at once, and only collect the bytes of their streams, which costs the client little.
 
-    `read_later` reads what came.
+    `parse_stream` parses them later.
     """
-    came: dict[socket.socket, list[bytes]] = {}
+    received: dict[socket.socket, list[bytes]] = {}
     with selectors.DefaultSelector() as selector:
         for body in bodies:
-            wire = socket.create_connection((HOST, port))
-            data = json.dumps(_streamed(body)).encode()
-            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-            head += f"content-length: {len(data)}\r\n\r\n"
-            wire.sendall(head.encode() + data)
-            came[wire] = []
-            selector.register(wire, selectors.EVENT_READ)
+            connection = socket.create_connection((HOST, port))
+            data = json.dumps(_as_stream(body)).encode()
+            headers = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            headers += f"content-length: {len(data)}\r\n\r\n"
+            connection.sendall(headers.encode() + data)
+            received[connection] = []
+            selector.register(connection, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
-                wire = key.fileobj  # type: ignore[assignment]
-                if part := wire.recv(1 << 16):
-                    came[wire].append(part)
+                connection = key.fileobj  # type: ignore[assignment]
+                if part := connection.recv(1 << 16):
+                    received[connection].append(part)
                 else:
-                    selector.unregister(wire)
-                    wire.close()
-    return [b"".join(parts) for parts in came.values()]
+                    selector.unregister(connection)
+                    connection.close()
+    return [b"".join(parts) for parts in received.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """So many at once, each with so many tokens."""
+    """A load of concurrent streams, each with the same number of tokens."""
 
     count: int
     num_tokens: int
 
     def tokens_per_s(self, port: int, model: str, number: int) -> float:
-        """Of all together, with prompts that the number makes new."""
-        rest = {"model": model, "max_tokens": self.num_tokens, "ignore_eos": True}
-        bodies = [{**rest, "prompt": f"{number} {at} begins", "seed": at} for at in range(self.count)]
-        began_s = time.perf_counter()
-        came = stream_bytes(port, bodies)
-        taken_s = time.perf_counter() - began_s
-        if wrong := [one.status for one in map(read_later, came) if one.status != 200]:
-            raise RuntimeError(f"{len(wrong)} of {self.count} streams failed, with {wrong[0]}")
-        return self.count * self.num_tokens / taken_s
+        """Tokens per second of all streams together; `number` makes the prompts new."""
+        fields = {"model": model, "max_tokens": self.num_tokens, "ignore_eos": True}
+        bodies = [{**fields, "prompt": f"{number} {index} begins", "seed": index} for index in range(self.count)]
+        start_s = time.perf_counter()
+        responses = stream_bytes(port, bodies)
+        elapsed_s = time.perf_counter() - start_s
+        if failed_statuses := [stream.status for stream in map(parse_stream, responses) if stream.status != 200]:
+            raise RuntimeError(f"{len(failed_statuses)} of {self.count} streams failed, with {failed_statuses[0]}")
+        return self.count * self.num_tokens / elapsed_s
 
 
-def read_later(data: bytes) -> Streamed:
-    """What the bytes of a response in chunks say."""
-    status, body = unchunked(data)
-    told = Streamed(status)
+def parse_stream(data: bytes) -> Streamed:
+    """Parse the bytes of a chunked response."""
+    status, body = decode_chunks(data)
+    streamed = Streamed(status)
     for line in body.splitlines():
-        told.take(line)
-    return told
+        streamed.take(line)
+    return streamed
 
 
-def unchunked(data: bytes) -> tuple[int, bytes]:
-    """The status of a response, and its body out of its chunks."""
+def decode_chunks(data: bytes) -> tuple[int, bytes]:
+    """The status of a chunked response, and its body without the chunks' frames."""
     head, _, body = data.partition(b"\r\n\r\n")
     parts = []
     while body:
-        size, _, rest = body.partition(b"\r\n")
-        parts.append(rest[: int(size, 16)])
-        body = rest[int(size, 16) + 2 :]
+        size, _, remaining = body.partition(b"\r\n")
+        parts.append(remaining[: int(size, 16)])
+        body = remaining[int(size, 16) + 2 :]
     return int(head.split(b" ", 2)[1]), b"".join(parts)
 
 
-def _streamed(body: dict[str, Any]) -> dict[str, Any]:
+def _as_stream(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -339,11 +339,11 @@ class Answer:
     body: bytes
 
 
-class _Wire(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """A connection that carries one request at a time."""
 
     def __init__(self) -> None:
-        self._came = b""
+        self._received = b""
         self._answer: asyncio.Future[Answer] | None = None
         self.transport: asyncio.Transport | None = None
 
@@ -357,14 +357,14 @@ class _Wire(asyncio.Protocol):
         return self._answer
 
     def data_received(self, data: bytes) -> None:
-        self._came += data
-        head, blank, body = self._came.partition(b"\r\n\r\n")
+        self._received += data
+        head, blank, body = self._received.partition(b"\r\n\r\n")
         if not blank or self._answer is None or self._answer.done():
             return
         length = re.search(rb"content-length: (\d+)", head)
         assert length is not None, head
         if len(body) >= int(length[1]):
-            self._came = b""
+            self._received = b""
             self._answer.set_result(Answer(int(head[9:12]), b"retry-after:" in head, body))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -372,63 +372,63 @@ class _Wire(asyncio.Protocol):
             self._answer.set_exception(ConnectionError(f"a connection was lost before its answer: {exc}"))
 
 
-class Wires:
-    """Connections to one server, as many as are in use at once: a client that costs little beside the server."""
+class Connections:
+    """A pool of connections to one server: a client that needs little processor time."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._idle: list[_Wire] = []
-        self._all: list[_Wire] = []
+        self._idle: list[_Connection] = []
+        self._all: list[_Connection] = []
 
     async def ask(self, body: dict[str, Any]) -> Answer:
-        """A completion, or what was said instead."""
-        wire = self._idle.pop() if self._idle else await self._new()
+        """The reply to a completion request."""
+        connection = self._idle.pop() if self._idle else await self._new()
         data = json.dumps(body).encode()
-        answer = await wire.ask(COMPLETION % len(data) + data)
-        self._idle.append(wire)
+        answer = await connection.ask(COMPLETION % len(data) + data)
+        self._idle.append(connection)
         return answer
 
-    async def _new(self) -> _Wire:
-        _, wire = await asyncio.get_running_loop().create_connection(_Wire, HOST, self._port)
-        self._all.append(wire)
-        return wire
+    async def _new(self) -> _Connection:
+        _, connection = await asyncio.get_running_loop().create_connection(_Connection, HOST, self._port)
+        self._all.append(connection)
+        return connection
 
     def close(self) -> None:
-        for wire in self._all:
-            assert wire.transport is not None
-            wire.transport.close()
+        for connection in self._all:
+            assert connection.transport is not None
+            connection.transport.close()
 
 
-def slow_wire(port: int, body: dict[str, Any]) -> socket.socket:
-    """Asks, and has room for very little of the answer."""
-    wire = socket.socket()
-    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    wire.connect((HOST, port))
+def connect_slowly(port: int, body: dict[str, Any]) -> socket.socket:
+    """Send a streamed request on a connection with a small receive buffer."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((HOST, port))
     data = json.dumps({**body, "stream": True}).encode()
-    wire.sendall(COMPLETION % len(data) + data)
-    return wire
+    connection.sendall(COMPLETION % len(data) + data)
+    return connection
 
 
-async def leave(port: int, body: dict[str, Any], after: str, with_reset: bool) -> float:
-    """Ask and go away: at once, when headers come, or after some of the answer; when, by the machine's clock."""
+async def disconnect_early(port: int, body: dict[str, Any], moment: str, with_reset: bool) -> float:
+    """Send a request and disconnect: at once, after the headers, or after some text. Returns the monotonic time."""
     reader, writer = await asyncio.open_connection(HOST, port)
     data = json.dumps(body).encode()
     head = COMPLETION % len(data)
-    writer.write(head + (data[:10] if after == "half a body" else data))
+    writer.write(head + (data[:10] if moment == "half a body" else data))
     await writer.drain()
-    if after in ("headers", "some text"):
+    if moment in ("headers", "some text"):
         with suppress(ConnectionError):
-            await reader.read(100 if after == "headers" else 4000)
-    left_s = time.monotonic()
+            await reader.read(100 if moment == "headers" else 4000)
+    disconnected_s = time.monotonic()
     if with_reset:
-        wire = writer.get_extra_info("socket")
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
     with suppress(ConnectionError):
         await writer.wait_closed()
-    return left_s
+    return disconnected_s
 
 
 def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    sorted_values = sorted(values)
+    return sorted_values[min(len(sorted_values) - 1, int(share * len(sorted_values)))]

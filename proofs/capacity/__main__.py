@@ -1,12 +1,12 @@
-"""`make proof-capacity`: how many machines, which settings: the simulator on real traces, and the router of a fleet.
+"""`make proof-capacity`: checks the fleet simulator, the search of `quire plan`, and the router of a fleet.
 
-    router   the pure router: bursts, choices, entries, events
-    plan     the search of `quire plan` beside an exhaustive one
-    traces   a public trace on one member beside an independent replay, and policies on fleets
-    real     the simulator beside a real server
-    fleets   one seed, one log; invariants in storms; a thousand members and a million requests
+    router   the router alone: index size, events per second, time of a choice, spread of a burst
+    plan     the search of `quire plan` compared with an exhaustive one
+    traces   a public trace on one member compared with an independent replay, and policies on fleets
+    real     the simulator compared with a real server
+    fleets   equal seeds give equal logs; invariants under random faults; a thousand members, a million requests
 
-Traces: Mooncake's conversation trace in a folder `shared/data/traces` beside the checkout.
+It reads Mooncake's conversation trace from the folder `shared/data/traces` beside the checkout.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""`make proof-memory`: the promises of the KV memory at a scale no unit test has.
+"""`make proof-memory`: the promises of the KV memory, checked at a scale no unit test has.
 
-Seeds are fresh in every run and printed when something breaks, so that it can be replayed.
+Every run uses new seeds; a failure prints its seed, with which it can be replayed.
 """
 
 import gc
@@ -36,35 +36,35 @@ NUM_SEQUENCES_OF_A_SCALE_ROUND = 150
 
 @section("random operations")
 def random_operations(proof: Proof) -> None:
-    operate(proof, has_state=False)
+    run_random_operations(proof, has_state=False)
 
 
-def operate(proof: Proof, *, has_state: bool) -> list["RandomRun"]:
-    """Random operations on pools of many sizes; with states, on memories that have slots for them."""
+def run_random_operations(proof: Proof, *, has_state: bool) -> list["RandomRun"]:
+    """Run random operations on pools of many sizes; with `has_state`, on memories with slots for recurrent state."""
     num_ops = proof.sized(quick=200_000, full=20_000_000)
     jobs = []
-    dice = SystemRandom()
-    # Most operations meet in small pools; a share of them runs in pools of 10,000 and 100,000 blocks, where each full
-    # check walks the whole pool.
+    random = SystemRandom()
+    # Most operations run on small pools. A small share runs on pools of 10,000 and 100,000 blocks, because each full
+    # check there walks the whole pool.
     for num_blocks, block_size, share in ((100_000, 4, 0.005), (100_000, 32, 0.005), (10_000, 2, 0.02)):
-        jobs.append((dice.getrandbits(63), num_blocks, block_size, int(num_ops * share) + 1, has_state))
-    left = num_ops - sum(job[3] for job in jobs)
+        jobs.append((random.getrandbits(63), num_blocks, block_size, int(num_ops * share) + 1, has_state))
+    remaining = num_ops - sum(job[3] for job in jobs)
     chunk = proof.sized(quick=5_000, full=50_000)
-    while left > 0:
-        num_blocks = max(1, int(1000 ** dice.random()))
-        block_size = dice.choice((1, 1, 2, 4, 8, 16, 32))
-        jobs.append((dice.getrandbits(63), num_blocks, block_size, min(chunk, left), has_state))
-        left -= chunk
+    while remaining > 0:
+        num_blocks = max(1, int(1000 ** random.random()))
+        block_size = random.choice((1, 1, 2, 4, 8, 16, 32))
+        jobs.append((random.getrandbits(63), num_blocks, block_size, min(chunk, remaining), has_state))
+        remaining -= chunk
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        results = list(pool.map(one_random_run, jobs))
-    done = sum(result.num_ops for result in results)
-    checks = sum(result.num_checks for result in results)
-    # Without pressure on memory a run would show little: the large pools must evict as well.
-    calm = sum(result.num_evictions == 0 for result, job in zip(results, jobs, strict=True) if job[1] > 1000)
+        results = list(pool.map(random_run, jobs))
+    num_done = sum(result.num_ops for result in results)
+    num_checks = sum(result.num_checks for result in results)
+    # A run without evictions would test little, so the large pools must evict as well.
+    num_calm = sum(result.num_evictions == 0 for result, job in zip(results, jobs, strict=True) if job[1] > 1000)
     violations = [result.violation for result in results if result.violation]
-    proof.at_least("ops", done, num_ops)
-    proof.report("full_checks", checks)
-    proof.equals("large_pools_without_evictions", calm, 0)
+    proof.at_least("ops", num_done, num_ops)
+    proof.report("full_checks", num_checks)
+    proof.equals("large_pools_without_evictions", num_calm, 0)
     proof.none("violations", violations)
     return results
 
@@ -78,7 +78,7 @@ class RandomRun(NamedTuple):
     violation: str
 
 
-def one_random_run(job: tuple[int, int, int, int, bool]) -> RandomRun:
+def random_run(job: tuple[int, int, int, int, bool]) -> RandomRun:
     number, num_blocks, block_size, num_ops, has_state = job
     driver = RandomDriver(number, num_blocks, block_size, check_every=1000, has_state=has_state)
     try:
@@ -107,7 +107,7 @@ def machines(proof: Proof) -> None:
 
 @section("weak digest")
 def weak_digest(proof: Proof) -> None:
-    """Names are scarce as well as blocks: digests pass from one content to another, and live sequences collide."""
+    """A hasher with few digests: digests are reused for other content, and live sequences collide."""
     num_ops = proof.sized(quick=20_000, full=500_000)
     driver = RandomDriver(proof.random.getrandbits(63), 100, 2, hasher=WeakHasher(KEY), check_every=1000)
     driver.vocabulary, wrong = 20, 0
@@ -124,7 +124,7 @@ def weak_digest(proof: Proof) -> None:
         ("weak_digest_evictions", stats.num_evictions),
         ("weak_digest_hit_tokens", stats.hit_tokens),
     ):
-        proof.at_least(key, value, 1, "else nothing was tried")
+        proof.at_least(key, value, 1, "otherwise nothing was tested")
     proof.equals("weak_digest_wrong", wrong, 0)
 
 
@@ -140,30 +140,30 @@ def reference_cache(proof: Proof) -> None:
     mismatches = hit_tokens = reference_hit_tokens = 0
     running: list[tuple[object, tuple[int, ...]]] = []
     for _ in range(num_lookups):
-        # Some prompts are popular; each goes on in its own way after a while.
+        # Some prompts are popular; each request continues its prompt in its own way after some tokens.
         head = prompts[min(int(random.expovariate(0.1)), len(prompts) - 1)]
         tokens = head[: random.randint(1, len(head))] + tuple(random.randrange(3) for _ in range(random.randint(0, 20)))
         table = memory.open(space)
         hit, expected = memory.match(table, tokens), reference.lookup(tokens)
         hit_tokens += hit
         reference_hit_tokens += expected
-        # A hit must be one the dictionary of token tuples knows, and its blocks must hold just these tokens.
-        held = [token for block in table.blocks for token in named_tokens(memory, block)]
-        mismatches += hit != expected or held != list(tokens[:hit])
+        # A hit must equal that of the reference, a dictionary of token tuples, and its blocks must hold these tokens.
+        block_tokens = [token for block in table.blocks for token in named_tokens(memory, block)]
+        mismatches += hit != expected or block_tokens != list(tokens[:hit])
         rest = len(tokens) - table.num_computed
         memory.reserve(table, tokens, rest)
         reference.run(tokens)
         memory.commit(table, rest)
         running.append((table, tokens))
         while len(running) > random.randint(0, 3):
-            done, its_tokens = running.pop(random.randrange(len(running)))
-            memory.release(done)  # type: ignore[arg-type]
-            reference.release(its_tokens)
+            finished, prompt = running.pop(random.randrange(len(running)))
+            memory.release(finished)  # type: ignore[arg-type]
+            reference.release(prompt)
     loss = 1 - hit_tokens / reference_hit_tokens
     proof.report("reference_lookups", num_lookups)
     proof.report("reference_evictions", memory.stats().num_evictions)
     proof.equals("reference_mismatches", mismatches, 0)
-    proof.at_most("lru_loss", loss, 0.01, "of exact leaf LRU's hits")
+    proof.at_most("lru_loss", loss, 0.01, "share of the hits of an exact leaf LRU")
 
 
 @section("namespaces")
@@ -172,7 +172,7 @@ def namespaces(proof: Proof) -> None:
     random = Random(SystemRandom().getrandbits(63))
     space = namespace(4)
     leaks = controls = 0
-    changes: list[Callable[[], Namespace]] = [
+    mutations: list[Callable[[], Namespace]] = [
         lambda: replace(space, format_version=space.format_version + random.randint(1, 9)),
         lambda: replace(space, model=f"model{random.random()}"),
         lambda: replace(space, adapter=f"adapter{random.random()}"),
@@ -184,14 +184,14 @@ def namespaces(proof: Proof) -> None:
         tokens = [random.randrange(2) for _ in range(random.randint(9, 40))]
         cache(memory, space, tokens)
         if index % 6 == 5:
-            # Another block size is another pool: the same tokens, hashed under the changed namespace, find nothing.
-            other = replace(space, block_size=random.choice((1, 2, 8)))
+            # Another block size needs another pool: the same tokens, hashed in the changed namespace, must not hit.
+            other_space = replace(space, block_size=random.choice((1, 2, 8)))
             hasher = memory.tree.hasher
             packed = memory.tree.tokens_of(next(memory.tree.children(next(memory.tree.roots()))))
-            leaks += memory.tree.named(hasher.child(hasher.root(other), packed)) is not None
+            leaks += memory.tree.named(hasher.child(hasher.root(other_space), packed)) is not None
         else:
-            leaks += memory.divergence(changes[index % 6](), tokens).num_cached_tokens > 0
-            table = memory.open(changes[index % 6]())
+            leaks += memory.divergence(mutations[index % 6](), tokens).num_cached_tokens > 0
+            table = memory.open(mutations[index % 6]())
             leaks += memory.match(table, tokens) > 0
         controls += memory.divergence(space, tokens).num_cached_tokens > 0
     proof.report("namespace_lookups", num_lookups)
@@ -200,7 +200,7 @@ def namespaces(proof: Proof) -> None:
 
 
 def cache(memory: KVMemory, space: Namespace, tokens: list[int]) -> None:
-    """Compute a prompt and let it go: its full blocks stay cached."""
+    """Compute a prompt and release it: its full blocks stay cached."""
     table = memory.open(space)
     memory.match(table, tokens)
     rest = len(tokens) - table.num_computed
@@ -225,7 +225,7 @@ def misuse(proof: Proof) -> None:
         fork_while_written,
         release_while_written,
     ]
-    caught = 0
+    num_caught = 0
     for index in range(num_injected):
         memory = KVMemory(KVMemoryConfig(32, 4), BlockHasher(KEY))
         tokens = [random.randrange(2) for _ in range(random.randint(5, 40))]
@@ -233,9 +233,9 @@ def misuse(proof: Proof) -> None:
         try:
             attempt()
         except InvariantError:
-            caught += 1
+            num_caught += 1
     proof.report("misuse_injected", num_injected)
-    proof.equals("misuse_caught", caught, num_injected, "all raise at the call")
+    proof.equals("misuse_caught", num_caught, num_injected, "each call must raise")
 
 
 Attempt = Callable[[], object]
@@ -313,7 +313,7 @@ def divergence(proof: Proof) -> None:
     wrong = 0
     for index in range(num_misses):
         reason = list(MissReason)[index % len(MissReason)]
-        got, expected = constructed_miss(reason, random)
+        got, expected = miss_of(reason, random)
         if got != expected:
             wrong += 1
             say(f"  {reason}: expected {expected}, got {got}")
@@ -321,31 +321,31 @@ def divergence(proof: Proof) -> None:
     proof.equals("divergence_wrong", wrong, 0)
 
 
-def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Divergence]:
-    """A memory in which a prompt misses for exactly this reason after some cached blocks, among other things cached."""
+def miss_of(reason: MissReason, random: Random) -> tuple[Divergence, Divergence]:
+    """Build a memory where a prompt misses for exactly this reason, and return the divergence and the expected one."""
     size = random.choice((2, 4, 8, 32))
-    space, mine = namespace(size), [random.randint(0, 9) for _ in range(size * random.randint(0, 5))]
-    # The next block begins with tokens no other prompt has, so that nothing is shared by accident.
+    space, prefix = namespace(size), [random.randint(0, 9) for _ in range(size * random.randint(0, 5))]
+    # The next block begins with tokens that no other prompt has, so no prefix is shared by chance.
     block = [100 + random.randint(0, 9) for _ in range(size)]
-    prompt = [*mine, *block, 7]
+    prompt = [*prefix, *block, 7]
     memory = KVMemory(KVMemoryConfig(400, size), BlockHasher(KEY))
     for _ in range(random.randint(0, 5)):
         cache(memory, namespace(size, "theirs"), prompt)
         cache(memory, space, [200 + random.randint(0, 9) for _ in range(size * 3)])
-    cached = len(mine)
+    cached = len(prefix)
     if reason is MissReason.STATE_MISSING:
-        return miss_for_want_of_a_state(space, prompt, random)
+        return state_miss(space, prompt, random)
     if reason is MissReason.OTHER_NAMESPACE:
         others = (replace(space, model="m2"), replace(space, adapter="a2"), replace(space, kv_layout="l2"))
         other = random.choice(others)
         cache(memory, other, prompt)
         return memory.divergence(space, prompt), Divergence(0, reason, other_namespace=other)
-    cache(memory, space, mine or [300] * size)
+    cache(memory, space, prefix or [300] * size)
     if reason is MissReason.TOO_SHORT:
-        prompt = mine + block[: random.randint(1, size)]
+        prompt = prefix + block[: random.randint(1, size)]
         return memory.divergence(space, prompt), Divergence(cached, reason)
     if reason is MissReason.EVICTED:
-        # The prompt is the least recently used of all: the first to go, leaf first.
+        # The prompt is the least recently used: its blocks are evicted first, the leaf before the others.
         memory = KVMemory(KVMemoryConfig(400, size), BlockHasher(KEY))
         cache(memory, space, prompt)
         cache(memory, space, [300] * size)
@@ -356,8 +356,8 @@ def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Di
         return memory.divergence(space, prompt), Divergence(cached, reason, evicted_s_ago=ago_s)
     if reason is MissReason.DIVERGED:
         shared = random.randint(1, size - 1)
-        for at in {shared, random.randint(0, shared)}:
-            cache(memory, space, [*mine, *block[:at], 50, *block[at + 1 :]])
+        for position in {shared, random.randint(0, shared)}:
+            cache(memory, space, [*prefix, *block[:position], 50, *block[position + 1 :]])
         sibling = (*block[:shared], 50, *block[shared + 1 :])
         return memory.divergence(space, prompt), Divergence(cached, reason, cached + shared, sibling)
     if reason is MissReason.COMPUTING:
@@ -368,18 +368,18 @@ def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Di
     return memory.divergence(space, prompt), Divergence(cached, reason)
 
 
-def miss_for_want_of_a_state(space: Namespace, prompt: list[int], random: Random) -> tuple[Divergence, Divergence]:
-    """All of the prompt's blocks are cached, and the state behind none of them or one that is not the last."""
+def state_miss(space: Namespace, prompt: list[int], random: Random) -> tuple[Divergence, Divergence]:
+    """All blocks of the prompt are cached, but no recurrent state, or only one after a block that is not the last."""
     memory = KVMemory(KVMemoryConfig(400, space.block_size, num_slots=3, num_running_slots=1), BlockHasher(KEY))
     table, num_full = memory.open(space), len(prompt) // space.block_size
-    kept = random.randrange(num_full) * space.block_size
-    if kept:
-        memory.reserve(table, prompt, kept, keep=StateCheckpoint.PINNED)
-        memory.commit(table, kept)
-    memory.reserve(table, prompt, len(prompt) - kept)
-    memory.commit(table, len(prompt) - kept)
+    num_computed = random.randrange(num_full) * space.block_size
+    if num_computed:
+        memory.reserve(table, prompt, num_computed, keep=StateCheckpoint.PINNED)
+        memory.commit(table, num_computed)
+    memory.reserve(table, prompt, len(prompt) - num_computed)
+    memory.commit(table, len(prompt) - num_computed)
     memory.release(table)
-    return memory.divergence(space, prompt), Divergence(kept, MissReason.STATE_MISSING)
+    return memory.divergence(space, prompt), Divergence(num_computed, MissReason.STATE_MISSING)
 
 
 # -- speed and scale ---------------------------------------------------------------------------------------------------
@@ -391,12 +391,12 @@ def speed_and_scale(proof: Proof) -> None:
     large_size = proof.sized(quick=200_000, full=1_000_000)
     small, _ = full_pool(1_000)
     large, longest_fill_s = full_pool(large_size)
-    keep_open(small, 100)
-    keep_open(large, 3_000)
+    open_sequences(small, 100)
+    open_sequences(large, 3_000)
     ratios, rates, large_rates, pauses = [], [], [], []
     gc.collect()
     for index in range(num_rounds):
-        # The same sequences for both, one after the other, the order changing: the machine drifts.
+        # Both run the same sequences in alternating order, because the speed of the machine drifts.
         pair = (small, large) if index % 2 else (large, small)
         costs = {}
         for memory in pair:
@@ -414,7 +414,7 @@ def speed_and_scale(proof: Proof) -> None:
     proof.report("longest_pause_ms", max(pauses) * 1e3)
     proof.report("median_longest_pause_ms", statistics.median(pauses) * 1e3)
     proof.report("longest_prompt_while_growing_ms", longest_fill_s * 1e3)
-    proof.report("ops_per_s", rate, "below 200,000 explain")
+    proof.report("ops_per_s", rate, "below 200,000 needs an explanation")
     proof.report("ops_per_s_best", max(rates))
     proof.report("ops_per_s_large_pool", statistics.median(large_rates))
     start = time.perf_counter()
@@ -423,7 +423,7 @@ def speed_and_scale(proof: Proof) -> None:
 
 
 def full_pool(num_blocks: int) -> tuple[KVMemory, float]:
-    """A memory in its steady state, every block cached, so that each allocation evicts; and its slowest prompt."""
+    """Return a memory whose blocks are all cached, so each allocation evicts, and the seconds of its slowest prompt."""
     memory = KVMemory(KVMemoryConfig(num_blocks), BlockHasher(KEY))
     random = Random(num_blocks)
     longest_s = 0.0
@@ -435,8 +435,8 @@ def full_pool(num_blocks: int) -> tuple[KVMemory, float]:
     return memory, longest_s
 
 
-def keep_open(memory: KVMemory, num_sequences: int) -> None:
-    """Sequences that live on while others come and go."""
+def open_sequences(memory: KVMemory, num_sequences: int) -> None:
+    """Open sequences that stay allocated while others are opened and released."""
     for index in range(num_sequences):
         table, tokens = memory.open(namespace(32)), [index] * 40
         memory.reserve(table, tokens, 40)
@@ -444,7 +444,7 @@ def keep_open(memory: KVMemory, num_sequences: int) -> None:
 
 
 def scale_round(memory: KVMemory, number: int) -> tuple[float, float]:
-    """Seconds per sequence of a life with every verb in it, and the longest single verb."""
+    """Return seconds per sequence that goes through every operation, and the longest single operation."""
     random, space = Random(number), namespace(32)
     prompts = [random.choices(range(50_000), k=8 * 32 + 5) for _ in range(NUM_SEQUENCES_OF_A_SCALE_ROUND)]
     longest = total = 0.0
@@ -452,7 +452,7 @@ def scale_round(memory: KVMemory, number: int) -> tuple[float, float]:
     for tokens in prompts:
         table = memory.open(space)
         grown = [*tokens, *range(40)]
-        for verb in (
+        for operation in (
             lambda table=table, tokens=tokens: memory.match(table, tokens),
             lambda table=table, tokens=tokens: memory.reserve(table, tokens, len(tokens)),
             lambda table=table, tokens=tokens: memory.commit(table, len(tokens)),
@@ -462,20 +462,20 @@ def scale_round(memory: KVMemory, number: int) -> tuple[float, float]:
             lambda table=table: memory.release(table),
         ):
             start = clock()
-            verb()
-            spent = clock() - start
-            total += spent
-            longest = max(longest, spent)
+            operation()
+            seconds = clock() - start
+            total += seconds
+            longest = max(longest, seconds)
         start = clock()
-        again = memory.open(space)
-        memory.match(again, tokens)
-        memory.release(again)
+        second_table = memory.open(space)
+        memory.match(second_table, tokens)
+        memory.release(second_table)
         total += clock() - start
     return total / len(prompts), longest
 
 
 def block_rate(memory: KVMemory, number: int) -> float:
-    """Blocks per second through allocate, commit and release, a 1,024-token prompt at a time, evicting as much."""
+    """Return blocks per second of 1,024-token prompts that are reserved, committed and released, with evictions."""
     random, space = Random(-number), namespace(32)
     prompts = [random.choices(range(50_000), k=1024) for _ in range(150)]
     start = time.perf_counter()

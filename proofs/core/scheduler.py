@@ -1,6 +1,6 @@
-"""`make proof-scheduler`: continuous batching that does not starve, leak, wedge or diverge, at scale.
+"""`make proof-scheduler`: continuous batching without starvation, leaks, deadlocks or wrong tokens, at scale.
 
-Seeds are fresh in every run; a failing one is printed as the `quire sim` line that replays it.
+Every run uses new seeds; a failure is printed as the `quire sim` command that replays it.
 """
 
 import statistics
@@ -48,37 +48,38 @@ class SimRun(NamedTuple):
     num_lost: int = 0
     num_divergences: int = 0
     log_digest: str = ""
-    story: str = ""
-    """What went wrong, if anything did, and the line that replays it."""
+    failure: str = ""
+    """The first violation and the command that replays it; empty without a violation."""
 
 
-def simulate(number: int, scenario: str = "chaos") -> SimRun:
-    config = make_config(scenario, number)
+def simulate(seed: int, scenario: str = "chaos") -> SimRun:
+    config = make_config(scenario, seed)
     simulation = Simulation(config)
     try:
         report = simulation.run()
     except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
-        replay = f"quire sim --scenario {scenario} --seed {number} --requests {config.num_requests}"
-        return SimRun(config.num_requests, Totals(), num_divergences=1, story=f"{replay}: {error!r}")
-    totals, lost = report.totals, len(simulation.ledger.open)
-    wrong = len(report.violations) - totals.is_wedged - any(one.startswith("lost") for one in report.violations)
-    story = f"{report.replay}: {report.violations[0]}" if report.violations else ""
-    return SimRun(len(report.ledger.entries) + totals.num_refused, totals, lost, wrong, report.log_digest, story)
+        replay = f"quire sim --scenario {scenario} --seed {seed} --requests {config.num_requests}"
+        return SimRun(config.num_requests, Totals(), num_divergences=1, failure=f"{replay}: {error!r}")
+    totals, num_lost = report.totals, len(simulation.ledger.open)
+    num_wrong = len(report.violations) - totals.is_wedged - any(one.startswith("lost") for one in report.violations)
+    failure = f"{report.replay}: {report.violations[0]}" if report.violations else ""
+    num_requests = len(report.ledger.entries) + totals.num_refused
+    return SimRun(num_requests, totals, num_lost, num_wrong, report.log_digest, failure)
 
 
-def simulated(proof: Proof, num_seeds: int, scenario: str = "chaos") -> list[SimRun]:
-    """Whole lives of small servers, on all cores; what went wrong is shown."""
+def run_simulations(proof: Proof, num_seeds: int, scenario: str = "chaos") -> list[SimRun]:
+    """Simulate small servers from start to end on all cores, and print the first violations."""
     seeds = [proof.random.getrandbits(40) for _ in range(num_seeds)]
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
         runs = list(pool.map(partial(simulate, scenario=scenario), seeds, chunksize=4))
-    for one in [one for one in runs if one.story][:10]:
-        say(f"  {one.story}")
+    for failure in [one.failure for one in runs if one.failure][:10]:
+        say(f"  {failure}")
     proof.at_least("sim_seeds", len(runs), num_seeds)
     return runs
 
 
-def report_lives(proof: Proof, runs: Sequence[SimRun]) -> None:
-    """Nothing lost, nothing stuck, nothing idle."""
+def report_totals(proof: Proof, runs: Sequence[SimRun]) -> None:
+    """Report that no request was lost, no server deadlocked, and no step was idle while requests waited."""
     proof.report("sim_requests", sum(one.num_requests for one in runs))
     proof.equals("wedges", sum(one.totals.is_wedged for one in runs), 0)
     proof.equals("lost", sum(one.num_lost for one in runs), 0)
@@ -87,23 +88,23 @@ def report_lives(proof: Proof, runs: Sequence[SimRun]) -> None:
 
 @section("simulations with faults")
 def simulations(proof: Proof) -> None:
-    runs = simulated(proof, proof.sized(quick=30, full=2_000))
+    runs = run_simulations(proof, proof.sized(quick=30, full=2_000))
     proof.at_least("sim_crashes", sum(one.totals.num_crashes for one in runs), 1)
     proof.report("sim_preemptions", sum(one.totals.num_preemptions for one in runs))
     proof.equals("divergences", sum(one.num_divergences for one in runs), 0)
-    report_lives(proof, runs)
+    report_totals(proof, runs)
 
 
 @section("replays")
 def replays(proof: Proof) -> None:
     num_seeds = proof.sized(quick=5, full=200)
-    dice = SystemRandom()
-    seeds = [dice.getrandbits(40) for _ in range(num_seeds)]
+    random = SystemRandom()
+    seeds = [random.getrandbits(40) for _ in range(num_seeds)]
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
         first = [one.log_digest for one in pool.map(simulate, seeds)]
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
         second = [one.log_digest for one in pool.map(simulate, seeds[::-1])][::-1]
-    mismatches = sum(one != two for one, two in zip(first, second, strict=True))
+    mismatches = sum(a != b for a, b in zip(first, second, strict=True))
     proof.report("replay_seeds", num_seeds)
     proof.equals("replay_distinct_logs", len(set(first)), num_seeds, "one for each seed")
     proof.equals("replay_mismatches", mismatches, 0)
@@ -146,11 +147,11 @@ def fork_copies(proof: Proof) -> None:
 
 @section("a preemption")
 def preempted_recompute(proof: Proof) -> None:
-    """Preempt at random in a pool with room for everybody: full blocks are found again, all of them."""
+    """Preempt at random in a pool with room for all sequences: every full block must be a cache hit afterwards."""
     random = Random(SystemRandom().getrandbits(63))
     num_preemptions = proof.sized(quick=300, full=5_000)
-    full_block_tokens = most_partial = done = 0
-    while done < num_preemptions:
+    full_block_tokens = max_partial = num_forced = 0
+    while num_forced < num_preemptions:
         server = Server(num_blocks=2000, block_size=8, max_step_tokens=64, max_running=8)
         for _ in range(8):
             server.ask([random.randrange(50) for _ in range(random.randint(1, 60))], random.randint(2, 40))
@@ -166,14 +167,14 @@ def preempted_recompute(proof: Proof) -> None:
             while victim.table is None and victim.request.request_id in server.scheduler.live:
                 plan = server.plan()
                 item = next((item for item in plan.items if item.sequence_id == victim.sequence_id), None)
-                found = item.first_position if item is not None else computed // 8 * 8
-                full_block_tokens += max(0, computed // 8 * 8 - found)
+                first_recomputed = item.first_position if item is not None else computed // 8 * 8
+                full_block_tokens += max(0, computed // 8 * 8 - first_recomputed)
                 server.finish(plan)
-            most_partial = max(most_partial, server.scheduler.stats.num_recomputed_tokens - before)
-            done += 1
-    proof.report("preemptions_forced", done)
+            max_partial = max(max_partial, server.scheduler.stats.num_recomputed_tokens - before)
+            num_forced += 1
+    proof.report("preemptions_forced", num_forced)
     proof.equals("preempted_recompute", full_block_tokens, 0, "tokens of full blocks")
-    proof.at_most("preempted_recompute_rest", most_partial, 7, "each under one block of 8")
+    proof.at_most("preempted_recompute_rest", max_partial, 7, "less than one block of 8 each")
 
 
 # -- under a flood -----------------------------------------------------------------------------------------------------
@@ -188,18 +189,18 @@ class Start(NamedTuple):
 
 
 class Flood:
-    """Equal requests, equal steps: capacity is known exactly, and arrivals come at twice that.
+    """A scheduler with equal requests and equal steps, whose exact capacity is known; arrivals come at twice that rate.
 
-    A step takes half a second, feeds every prompt whole and gives each running sequence one token. So a request holds
-    its place for `NUM_OUTPUT` steps, and the server starts 2 requests a second.
+    A step takes half a second, prefills whole prompts and gives each running sequence one token. So a request runs for
+    `NUM_OUTPUT` steps, and the server starts 2 requests per second.
     """
 
     STEP_S, MAX_RUNNING, NUM_PROMPT, NUM_OUTPUT = 0.5, 8, 8, 8
 
-    def __init__(self, num_seconds: float, tenants: int, max_requests: int) -> None:
+    def __init__(self, num_seconds: float, num_tenants: int, max_requests: int) -> None:
         self.num_seconds = num_seconds
         self.random = Random(SystemRandom().getrandbits(63))
-        self.tenants = [f"tenant{index}" for index in range(tenants)]
+        self.tenants = [f"tenant{index}" for index in range(num_tenants)]
         self.queue = QueueConfig(max_requests)
         memory = KVMemory(KVMemoryConfig(1024, 4), BlockHasher(bytes(32)))
         config = SchedulerConfig(self.MAX_RUNNING * (self.NUM_PROMPT + 1) + 4, self.MAX_RUNNING, queue=self.queue)
@@ -227,7 +228,7 @@ class Flood:
             plan = self.scheduler.plan(now_s)
             now_s += self.STEP_S
             if plan.items:
-                events = self.scheduler.apply(answer(plan), now_s)
+                events = self.scheduler.apply(result_of(plan), now_s)
             else:
                 self.idle_steps += bool(self.scheduler.live)
                 events = self.scheduler.take_events()
@@ -259,53 +260,52 @@ class Flood:
         self.starts.append(Start(len(self.starts), request.arrival_s, event.wait_s, request.priority, request.tenant))
 
     def window_s(self, priority: PriorityClass) -> float:
-        """How long after it a request of the most urgent class may still arrive and go first."""
+        """Return how much later a request of the most urgent class may arrive and still start first."""
         return self.queue.head_start_s(HIGH) - self.queue.head_start_s(priority)
 
 
-def answer(plan: StepPlan) -> StepResult:
-    """A device that takes no time: every row that asks for a token gets one."""
-    return StepResult(
-        plan.step, {item.sequence_id: RowResult((7,)) if item.sampling else RowResult() for item in plan.items}
-    )
+def result_of(plan: StepPlan) -> StepResult:
+    """Return the result of a step as a device without delay: one token for every row that samples."""
+    rows = {item.sequence_id: RowResult((7,)) if item.sampling else RowResult() for item in plan.items}
+    return StepResult(plan.step, rows)
 
 
 @section("one tenant under a flood")
 def overtaking(proof: Proof) -> None:
     num_seconds = proof.sized(quick=600, full=10_000)
-    flood = Flood(num_seconds, tenants=1, max_requests=512)
+    flood = Flood(num_seconds, num_tenants=1, max_requests=512)
     flood.run()
     breaches = 0
     by_arrival = sorted((start for start in flood.starts if start.priority is HIGH), key=lambda one: one.arrival_s)
-    # The earliest place in the order of starts among all HIGH requests from a certain arrival on.
+    # For each HIGH request, the earliest position in the order of starts among it and all later arrivals.
     earliest: list[int] = [0] * len(by_arrival)
-    best = 1 << 60
+    lowest = 1 << 60
     for index in range(len(by_arrival) - 1, -1, -1):
-        best = min(best, by_arrival[index].order)
-        earliest[index] = best
+        lowest = min(lowest, by_arrival[index].order)
+        earliest[index] = lowest
     arrivals = [one.arrival_s for one in by_arrival]
-    others = [start for start in flood.starts if start.priority is not HIGH]
-    for start in others:
-        index = first_after(arrivals, start.arrival_s + flood.window_s(start.priority))
+    delayed = [start for start in flood.starts if start.priority is not HIGH]
+    for start in delayed:
+        index = first_index_after(arrivals, start.arrival_s + flood.window_s(start.priority))
         breaches += index < len(earliest) and earliest[index] < start.order
     proof.report("flood_seconds", num_seconds)
     proof.report("flood_started", len(flood.starts))
-    proof.at_least("flood_refused", flood.num_refused, 1, "else it was no flood")
-    proof.at_least("flood_low_started", len(others), 1)
+    proof.at_least("flood_refused", flood.num_refused, 1, "otherwise the queue was never full")
+    proof.at_least("flood_low_started", len(delayed), 1)
     proof.equals("overtake_breaches", breaches, 0)
     proof.equals("flood_left_waiting", len(flood.requests), 0)
 
 
-def first_after(moments: list[float], moment_s: float) -> int:
-    low, high = 0, len(moments)
+def first_index_after(times_s: list[float], time_s: float) -> int:
+    low, high = 0, len(times_s)
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if moments[middle] <= moment_s else (low, middle)
+        low, high = (middle + 1, high) if times_s[middle] <= time_s else (low, middle)
     return low
 
 
-def share_among(tenants: list[str], queue: QueueConfig) -> int:
-    """How many requests one of them may have waiting once all have asked."""
+def queue_share(tenants: list[str], queue: QueueConfig) -> int:
+    """Return how many requests one tenant may have waiting when all tenants have submitted some."""
     shares = Shares(queue.bounds)
     for tenant in tenants:
         shares.request_place(tenant, HIGH.value, 0.0)
@@ -314,22 +314,22 @@ def share_among(tenants: list[str], queue: QueueConfig) -> int:
 
 @section("several tenants under a flood")
 def waiting_times(proof: Proof) -> None:
-    """The bound of ADR 0007 for several tenants, with the figures of this flood put in."""
+    """Check the waiting-time bound of ADR 0007 for several tenants, computed with the figures of this flood."""
     num_tenants, max_requests = 4, 64
     flood = Flood(proof.sized(quick=600, full=10_000), num_tenants, max_requests)
     flood.run()
-    running, share = flood.MAX_RUNNING, share_among(flood.tenants, flood.queue)
+    running, share = flood.MAX_RUNNING, queue_share(flood.tenants, flood.queue)
     num_later = num_tenants * (num_tenants - 1) * len(PriorityClass) * (3 * running + share)
     num_starts = 4 * (max_requests + running - 1 + num_later)
-    breaches, tightest = 0, 0.0
+    breaches, max_share = 0, 0.0
     for start in flood.starts:
         bound_s = flood.window_s(start.priority) + num_starts / flood.rate_per_s + flood.hold_s
         breaches += start.wait_s > bound_s
-        tightest = max(tightest, start.wait_s / bound_s)
+        max_share = max(max_share, start.wait_s / bound_s)
     proof.report("wait_started", len(flood.starts))
     proof.report("wait_bound_low_s", flood.window_s(LOW) + num_starts / flood.rate_per_s + flood.hold_s)
     proof.report("wait_longest_s", max(start.wait_s for start in flood.starts))
-    proof.at_most("wait_over_bound", tightest, 1)
+    proof.at_most("wait_over_bound", max_share, 1)
     proof.equals("wait_breaches", breaches, 0)
     proof.equals("wait_idle_steps", flood.idle_steps, 0)
 
@@ -340,19 +340,19 @@ def waiting_times(proof: Proof) -> None:
 @section("fairness")
 def fairness(proof: Proof) -> None:
     num_workloads = proof.sized(quick=40, full=1_000)
-    dice = SystemRandom()
-    jobs = [(dice.getrandbits(63), 2 if index % 2 else 5) for index in range(num_workloads)]
+    random = SystemRandom()
+    jobs = [(random.getrandbits(63), 2 if index % 2 else 5) for index in range(num_workloads)]
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        ratios = list(pool.map(one_fairness_run, jobs, chunksize=8))
+        ratios = list(pool.map(fairness_gap, jobs, chunksize=8))
     proof.report("fairness_workloads", num_workloads)
     proof.report("fairness_gap_median", statistics.median(ratios))
     proof.at_most("fairness_gap_ratio", max(ratios), 1.0)
 
 
-def one_fairness_run(job: tuple[int, int]) -> float:
-    """The largest gap in weighted service between two tenants while both have requests waiting, over its bound."""
-    number, num_tenants = job
-    random = Random(number)
+def fairness_gap(job: tuple[int, int]) -> float:
+    """Return the largest gap in weighted service between two tenants with waiting requests, relative to its bound."""
+    seed, num_tenants = job
+    random = Random(seed)
     names = [f"t{index}" for index in range(num_tenants)]
     weights = {name: random.choice((1.0, 2.0, 3.0)) for name in names}
     max_running = random.randint(2, 8)
@@ -371,27 +371,27 @@ def one_fairness_run(job: tuple[int, int]) -> float:
         params = ResolvedSampling(max_tokens=max_tokens)
         scheduler.submit(Request(f"r{index}", prompt, namespace, float(index % 3), params, tenant=name))
     bounds = {name: max_running * max(costs[name], default=0) / weights[name] for name in names}
-    worst, tenants = 0.0, scheduler.queue.tenants
-    spread: dict[tuple[str, str], tuple[float, float]] = {}
+    max_gap, tenants = 0.0, scheduler.queue.tenants
+    gap_ranges: dict[tuple[str, str], tuple[float, float]] = {}
     while scheduler.live:
         waiting = {sequence.request.tenant for sequence in scheduler.queue}
         for pair in combinations(sorted(names), 2):
             if pair[0] in waiting and pair[1] in waiting:
                 gap = tenants[pair[0]].service - tenants[pair[1]].service
-                low, high = spread.get(pair, (gap, gap))
-                spread[pair] = (min(low, gap), max(high, gap))
-            elif pair in spread:
-                low, high = spread.pop(pair)
-                worst = max(worst, (high - low) / (bounds[pair[0]] + bounds[pair[1]]))
-        scheduler.apply(answer(scheduler.plan(0.0)), 0.0)
-    return worst
+                low, high = gap_ranges.get(pair, (gap, gap))
+                gap_ranges[pair] = (min(low, gap), max(high, gap))
+            elif pair in gap_ranges:
+                low, high = gap_ranges.pop(pair)
+                max_gap = max(max_gap, (high - low) / (bounds[pair[0]] + bounds[pair[1]]))
+        scheduler.apply(result_of(scheduler.plan(0.0)), 0.0)
+    return max_gap
 
 
 # -- speed -------------------------------------------------------------------------------------------------------------
 
 
 class Bench:
-    """A scheduler full of decoding sequences, with others waiting; timed without a device."""
+    """A scheduler with many decoding and many waiting sequences, timed without a device."""
 
     def __init__(self, num_running: int, num_waiting: int, max_tokens: int) -> None:
         memory = KVMemory(KVMemoryConfig(num_running * 32 + 4096), BlockHasher(bytes(32)))
@@ -423,11 +423,11 @@ class Bench:
         )
 
     def step(self) -> float:
-        """Seconds of plan and apply; for every request that ended, another is submitted outside the clock."""
+        """Return the seconds of `plan` and `apply`. Each finished request is replaced, which is not timed."""
         start = time.perf_counter()
         plan = self.scheduler.plan(0.0)
         planned_s = time.perf_counter() - start
-        result = answer(plan)
+        result = result_of(plan)
         start = time.perf_counter()
         events = self.scheduler.apply(result, 0.0)
         spent_s = planned_s + time.perf_counter() - start
@@ -448,12 +448,12 @@ def speed(proof: Proof) -> None:
     few, many = Bench(256, 100, 200), Bench(256, 100_000, 200)
     pairs = []
     for index in range(num_rounds):
-        # One step of each in turn, the order changing: the machine drifts.
+        # One step of each in alternating order, because the speed of the machine drifts.
         if index % 2:
             pairs.append((few.step(), many.step()))
         else:
-            late = many.step()
-            pairs.append((few.step(), late))
+            many_s = many.step()
+            pairs.append((few.step(), many_s))
     ratio = statistics.median(pair[1] for pair in pairs) / statistics.median(pair[0] for pair in pairs)
     proof.at_most("waiting_scale_ratio", ratio, 1.5)
     proof.report("plan_apply_ms_256_turning_over", statistics.median(pair[0] for pair in pairs) * 1e3)

@@ -1,7 +1,7 @@
-"""Every format's products in float arithmetic, against float64 over what its bytes stand for.
+"""Compares products of every weight format in float arithmetic with float64 products of the decoded weights.
 
-For GGUF's types the `gguf` package says what that is; for the schemes of safetensors files `cpu/references` does, from
-their specifications. An error is relative to the largest number of a row's exact product.
+The `gguf` package decodes GGUF's types; `cpu/references` decodes the schemes of safetensors files by their
+specifications. An error is relative to the largest number of a row's exact product.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,29 +21,29 @@ from tests.support.models.gguf_blocks import SCALES_AT, numbers_of, panel_produc
 
 BOUND = 1e-5
 WIDENED = tuple(sorted(set(SCALES_AT) - GGUF_NAMES))
-"""Types without kernels, which become 8 bits as they are read: further from their numbers than rounding alone."""
+"""Types without kernels, which are converted to 8 bits on loading, with errors larger than those of rounding."""
 
 Doubles = NDArray[np.float64]
 
 
 @section("formats against float64")
 def format_error(proof: Proof) -> None:
-    """Products of random shapes, format by format; the worst of all is held to the bound."""
+    """Products of random shapes in every format; the largest error is compared with the bound."""
     dice, rounds = np.random.default_rng(proof.random.getrandbits(64)), proof.sized(quick=3, full=25)
-    worst: dict[str, float] = {}
+    max_errors: dict[str, float] = {}
     for _ in range(rounds):
         for name, source, numbers in (*_gguf_weights(dice, sorted(GGUF_NAMES)), *_scheme_weights(dice)):
-            worst[name] = max(worst.get(name, 0.0), error_of(source, numbers, dice))
-    for name, error in worst.items():
+            max_errors[name] = max(max_errors.get(name, 0.0), error_of(source, numbers, dice))
+    for name, error in max_errors.items():
         proof.report(f"format_error_{name}", error * 1e6, "millionths")
-    proof.equals("format_error_formats", len(worst), len(GGUF_NAMES) + len(REFERENCES), "each was compared")
-    proof.at_most("format_error", max(worst.values()), BOUND, f"{rounds} products of each")
+    proof.equals("format_error_formats", len(max_errors), len(GGUF_NAMES) + len(REFERENCES), "compared formats")
+    proof.at_most("format_error", max(max_errors.values()), BOUND, f"{rounds} products of each")
     for name, source, numbers in _gguf_weights(dice, WIDENED):
         proof.report(f"widened_error_{name}", error_of(source, numbers, dice), "widened to 8 bits")
 
 
 def _shape(dice: np.random.Generator) -> tuple[int, int]:
-    """Outputs and inputs: whole blocks of every format."""
+    """Return random numbers of outputs and inputs, which are whole blocks in every format."""
     return 8 * int(dice.integers(3, 20)), 256 * int(dice.integers(1, 9))
 
 
@@ -56,20 +56,20 @@ def _gguf_weights(dice: np.random.Generator, names: Sequence[str]) -> Iterator[t
 
 def _scheme_weights(dice: np.random.Generator) -> Iterator[tuple[str, Source, Doubles]]:
     for name, make in REFERENCES.items():
-        made = make(*_shape(dice), dice)
-        yield name, source_of(made), made.numbers
+        reference = make(*_shape(dice), dice)
+        yield name, source_of(reference), reference.numbers
 
 
-def source_of(made: Reference) -> Source:
-    """As the backend reads it."""
-    if not made.scheme:
-        weight = made.tensors["weight"]
+def source_of(reference: Reference) -> Source:
+    """Return the weight as the backend reads it."""
+    if not reference.scheme:
+        weight = reference.tensors["weight"]
         return gguf_source(weight.type, weight.array.view(np.uint8), weight.array.shape[1])
-    return SCHEMES[made.scheme](made.tensors, made.options)
+    return SCHEMES[reference.scheme](reference.tensors, reference.options)
 
 
 def error_of(source: Source, numbers: Doubles, dice: np.random.Generator) -> float:
-    """Of one product with rows of very different sizes; the worst row's."""
+    """Return the largest error of one product, with rows of very different magnitudes."""
     weight = PackedWeight([source], Arena())
     num_rows = int(dice.integers(1, 40))
     sizes = np.exp(dice.normal(0, 3, (num_rows, 1)))
@@ -80,5 +80,5 @@ def error_of(source: Source, numbers: Doubles, dice: np.random.Generator) -> flo
 
 
 def every_kind() -> list[tuple[str, Arithmetic]]:
-    """Each format with each arithmetic that it has."""
-    return [(name, kind) for name, made in FORMATS.items() for kind in made.arithmetics]
+    """Return each format with each arithmetic that it supports."""
+    return [(name, kind) for name, weight_format in FORMATS.items() for kind in weight_format.arithmetics]

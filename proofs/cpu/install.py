@@ -1,7 +1,7 @@
-"""What a person with a CPU gets: an environment with nothing but the wheel, and a server that is ready at once.
+"""Checks an environment with the wheel alone: its size, its imports, and a server's start time and memory.
 
-The wheel is built from this commit and installed into an empty environment; the server is started from there, so that
-what is not in the wheel's requirements cannot help.
+The wheel is built from this commit and installed into an empty environment. The server is started from there, so that
+it can use only the wheel's requirements.
 """
 
 import json
@@ -26,27 +26,27 @@ from tests.support.machine.spawned import Spawned, spawned
 GIB, MB = 1 << 30, 1_000_000
 READY_S = 120.0
 IMPORTED = re.compile(r"^import time:.*\|\s*(torch(?:\.[\w.]+)?)\s*$", re.MULTILINE)
-"""A line that Python writes for each module when it is asked for the times of imports."""
+"""The line that Python writes for an import of torch with PYTHONPROFILEIMPORTTIME."""
 
 
 @dataclass
 class Served(Spawned):
-    """A server that said it is ready."""
+    """A server that is ready."""
 
     port: int
     ready_s: float
 
     def complete(self, **options: object) -> dict[str, int]:
-        """Usage of one short answer, behind which whatever is loaded late is loaded."""
+        """Return the usage of one short answer, which also loads lazily loaded modules."""
         connection = HTTPConnection(HOST, self.port, timeout=READY_S)
         body = json.dumps({"prompt": "One, two,", "max_tokens": 8, **options})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        read = answer.read()
+        response = connection.getresponse()
+        data = response.read()
         connection.close()
-        if answer.status != 200:
-            raise RuntimeError(f"a completion was answered with {answer.status}: {read[:300]!r}")
-        usage: dict[str, int] = json.loads(read)["usage"]
+        if response.status != 200:
+            raise RuntimeError(f"expected status 200 of a completion, got {response.status}: {data[:300]!r}")
+        usage: dict[str, int] = json.loads(data)["usage"]
         return usage
 
 
@@ -58,39 +58,39 @@ def served(
     model: Path | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Served]:
-    """`quire serve` of a file by this interpreter, with these variables set too."""
+    """Run `quire serve` with this interpreter and these environment variables."""
     port = free_port()
-    words = [str(python), "-m", "quire", "serve", str(model or smollm2_file()), "--port", str(port), *flags]
+    command = [str(python), "-m", "quire", "serve", str(model or smollm2_file()), "--port", str(port), *flags]
     environment = {**plain_environment(), "PYTHONPATH": "", **variables}
-    began_s = time.perf_counter()
-    with spawned(words, folder / "serve.log", environment, folder=folder, is_leader=True) as one:
-        yield Served(one.process, one.log, port, one.ready_at(port, READY_S) - began_s)
+    start_s = time.perf_counter()
+    with spawned(command, folder / "serve.log", environment, folder=folder, is_leader=True) as process:
+        yield Served(process.process, process.log, port, process.ready_at(port, READY_S) - start_s)
 
 
 def bytes_in(folder: Path) -> int:
-    """On disk, links counted once."""
+    """Return the bytes on disk, with hard links counted once."""
     files = {
-        (one.stat().st_dev, one.stat().st_ino): one.stat().st_blocks * 512
-        for one in folder.rglob("*")
-        if one.is_file() and not one.is_symlink()
+        (path.stat().st_dev, path.stat().st_ino): path.stat().st_blocks * 512
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
     }
     return sum(files.values())
 
 
 def held_bytes(leader: int) -> int:
-    """Memory of a process and all that it started, workers too, each of which leads a session of its own: pages that
-    several share are counted once."""
+    """Return the memory of a process and of all its descendants, including workers in their own sessions. Shared pages
+    are counted once."""
     parents = {
-        int(one.name): parent for one in Path("/proc").iterdir() if one.name.isdigit() if (parent := _parent(one))
+        int(path.name): parent for path in Path("/proc").iterdir() if path.name.isdigit() if (parent := _parent(path))
     }
     family = {leader}
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
+    while children := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= children
     return sum(_field_bytes(Path("/proc", str(pid), "smaps_rollup"), "Pss:") for pid in family)
 
 
 def _parent(process: Path) -> int | None:
-    """Who started it; None if it has ended meanwhile."""
+    """Return the id of the parent process; None if the process has ended."""
     try:
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -100,29 +100,29 @@ def _parent(process: Path) -> int | None:
 def _field_bytes(path: Path, name: str) -> int:
     try:
         lines = path.read_text().splitlines()
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process has ended
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 
 
 @section("the wheel alone")
 def alone(proof: Proof) -> None:
-    """Bytes of the environment, modules of torch, time to ready with warm files, and memory of an idle server."""
+    """Size of the environment, imports of torch, start time with cached files, and memory of an idle server."""
     python = environment_with_wheel(proof.folder)
     proof.at_most("install_mb", bytes_in(python.parents[1]) / MB, 250, "pip included")
-    # Where torch is installed, and could be imported.
+    # This interpreter has torch, so the server could import it.
     with served(Path(sys.executable), proof.folder, variables={"PYTHONPROFILEIMPORTTIME": "1"}) as here:
         here.complete()
-        found = IMPORTED.findall(here.log.read_text(errors="replace"))
-    for name in found[:5]:
+        imports = IMPORTED.findall(here.log.read_text(errors="replace"))
+    for name in imports[:5]:
         say(f"  imported: {name}")
-    proof.equals("torch_imports", len(found), 0, "modules, in an environment that has torch")
-    seconds, held = [], 0
+    proof.equals("torch_imports", len(imports), 0, "modules, in an environment that has torch")
+    seconds, max_bytes = [], 0
     for _ in range(1 + proof.sized(quick=3, full=7)):
         with served(python, proof.folder) as server:
             seconds.append(server.ready_s)
             server.complete()
-            held = max(held, held_bytes(server.process.pid))
+            max_bytes = max(max_bytes, held_bytes(server.process.pid))
     proof.at_most("start_s", median(seconds[1:]), 2.5, "the median; the first is not counted")
     proof.report("start_s_spread", max(seconds[1:]) - min(seconds[1:]))
-    proof.at_most("idle_gib", held / GIB, 0.4, "after one answer; blocks that nobody used are not resident")
+    proof.at_most("idle_gib", max_bytes / GIB, 0.4, "after one answer; unused KV blocks are not resident")

@@ -1,10 +1,10 @@
-"""The kit and parity with transformers, as proof-torch has them, on the CPU backend by its name."""
+"""The conformance kit and parity with transformers, as in proof-torch, for the CPU backend."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from proofs.framework.proof import Proof, section
-from proofs.numerics.torch_backend import compared, report_parity
+from proofs.numerics.torch_backend import compare_models, report_parity
 from quire.backends.conformance.contract import CHECKS, check_all
 from tests.support.models import architectures
 from tests.support.models.models import runners_of
@@ -24,13 +24,13 @@ MODELS = {
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "int8")
 FILE_TYPES = ("Q8_0", "Q4_0", "Q4_1")
-"""Of files whose weights stay what they are."""
+"""Types of files whose weights are not converted."""
 
 
 @section("conformance")
 def conformance(proof: Proof) -> None:
-    """Every check, for every family and type of weights, and for files of few bits with every type of KV."""
-    done = [
+    """Run every check for every family and type of weights, and for quantised files with every type of KV."""
+    results = [
         check_all(
             runners_of(make_directory(proof.folder / name, tiny=_long(MODELS[name])), **{**SETTINGS, "dtype": dtype})
         )
@@ -39,11 +39,11 @@ def conformance(proof: Proof) -> None:
     ]
     for type_name in FILE_TYPES:
         file = _file(proof.folder, type_name)
-        done += [
+        results += [
             check_all(runners_of(file, **{**SETTINGS, "dtype": "auto", "kv_dtype": kv_dtype})) for kv_dtype in KV_DTYPES
         ]
-    proof.report("conformance_models", len(done))
-    proof.holds("conformance", all(len(one) == len(CHECKS) for one in done), "the kit passes: every check for each")
+    proof.report("conformance_models", len(results))
+    proof.holds("conformance", all(len(one) == len(CHECKS) for one in results), "the kit passes: every check for each")
 
 
 def _file(folder: Path, type_name: str) -> Path:
@@ -56,5 +56,5 @@ def _long(tiny: Tiny) -> Tiny:
 
 @section("parity with transformers")
 def parity(proof: Proof) -> None:
-    """Greedy tokens in float32, of the test model and of every family with shapes that the kernels take."""
-    report_parity(proof, compared(proof, tuple(architectures.NATIVE), backend="cpu", dtype="float32"))
+    """Greedy tokens in float32 of the test model and of every family whose shapes the kernels support."""
+    report_parity(proof, compare_models(proof, tuple(architectures.NATIVE), backend="cpu", dtype="float32"))

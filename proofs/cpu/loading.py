@@ -1,4 +1,4 @@
-"""Models as the sections of this proof want them: a file with some settings, as a decoder or as a store beside it."""
+"""Loads models for the sections of this proof, as checkpoints or as decoders of the CPU backend."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,18 +13,18 @@ from quire.config import ModelSettings
 
 BUDGET_BYTES = 20 * GIB
 AUTO: Mapping[str, Any] = {"dtype": "auto"}
-"""As a model starts by default: weights as the file has them."""
+"""The default: weights in the format of the file."""
 FLOAT32: Mapping[str, Any] = {"dtype": "float32"}
 BFLOAT16: Mapping[str, Any] = {"dtype": "bfloat16"}
 
 
 def opened(model: Path) -> Checkpoint:
-    """A file's config, tokenizer and tensors."""
+    """Open a file: its config, tokenizer and tensors."""
     return resolve(str(model), progress=quiet)
 
 
 def load_decoder(model: Path, **settings: Any) -> Decoder:
-    """The CPU backend's model of this file."""
+    """Load the file with the CPU backend."""
     sizes = {"max_step_tokens": MAX_STEP_TOKENS, "max_sequence_tokens": MAX_SEQUENCE_TOKENS}
     use_threads(None)
     return load_model(opened(model), ModelSettings(**{**sizes, **settings}), BUDGET_BYTES, lambda _done, _total: None)

@@ -1,7 +1,7 @@
-"""The large model's memory: nothing of it is written to disk, its weights are held once, and it answers soon.
+"""Memory of the 8B model: no weights are written to disk, they are in memory once, and the first answer comes soon.
 
-A server of its own is started on the 8B file, whose pages are warm; what it writes is read from the system's own
-account of its processes, and from the cache folder.
+A server is started with the 8B file, which is in the page cache. Its memory is read from /proc, and the files that it
+writes are found in the cache folder.
 """
 
 import sys
@@ -15,33 +15,31 @@ from proofs.cpu.install import GIB, bytes_in, held_bytes, served
 from proofs.framework.proof import Proof, section
 from quire.checkpoints import cache_folder
 
-SHARE, BESIDE_BYTES = 1.15, int(0.4 * GIB)
+SHARE, OTHER_BYTES = 1.15, int(0.4 * GIB)
 KV_FLAGS = ("--memory", "8GiB", "--max-model-len", "256", "--max-running", "2")
-"""So few keys and values that they are nothing beside the weights."""
+"""A context so short that the KV cache is negligible beside the weights."""
 SMALL_BYTES = 64 << 20
-"""Config and tokenizer of a file are written once; weights are larger."""
+"""The server writes config and tokenizer of a file, which are smaller than this; weights are larger."""
 
 
 @section("the large model in memory")
 def large(proof: Proof) -> None:
-    """From the file to the first token."""
+    """Memory, written bytes, and time to the first answer."""
     file = bench_model("8b")
     _warm(file)
-    before, files = bytes_in(cache_folder()), _weight_files()
-    began_s = time.perf_counter()
+    before, old_files = bytes_in(cache_folder()), _weight_files()
+    start_s = time.perf_counter()
     with served(Path(sys.executable), proof.folder, *KV_FLAGS, model=file) as server:
         server.complete()
-        first_s = time.perf_counter() - began_s
-        held = held_bytes(server.process.pid)
-    grown = bytes_in(cache_folder()) - before
-    say(f"  {held / GIB:.2f} GiB held for a file of {file.stat().st_size / GIB:.2f} GiB, {grown:,} bytes in the cache")
-    proof.report("cache_grown_mb", grown / 1e6, "config and tokenizer among them")
-    proof.equals(
-        "disk_written", sum(size for path, size in _weight_files().items() if path not in files), 0, "bytes of weights"
-    )
-    size = file.stat().st_size
-    proof.at_most("memory_share_8b", (held - BESIDE_BYTES) / size, SHARE, "0.4 GiB beside it are taken off")
-    proof.at_most("load_s_8b", first_s, 15, "to the end of an answer of eight tokens, files warm")
+        first_s = time.perf_counter() - start_s
+        memory_bytes = held_bytes(server.process.pid)
+    written, size = bytes_in(cache_folder()) - before, file.stat().st_size
+    say(f"  {memory_bytes / GIB:.2f} GiB of memory for a file of {size / GIB:.2f} GiB, {written:,} bytes in the cache")
+    proof.report("cache_grown_mb", written / 1e6, "including config and tokenizer")
+    new_sizes = [num_bytes for path, num_bytes in _weight_files().items() if path not in old_files]
+    proof.equals("disk_written", sum(new_sizes), 0, "bytes of weights")
+    proof.at_most("memory_share_8b", (memory_bytes - OTHER_BYTES) / size, SHARE, "without 0.4 GiB for everything else")
+    proof.at_most("load_s_8b", first_s, 15, "until the end of an answer of eight tokens, with a cached file")
     proof.report("ready_s_8b", server.ready_s)
 
 
@@ -52,6 +50,6 @@ def _warm(file: Path) -> None:
 
 
 def _weight_files() -> Mapping[Path, int]:
-    """Large files in the cache folder."""
+    """Return sizes of large files in the cache folder."""
     sizes = {path: path.stat().st_size for path in cache_folder().rglob("*") if path.is_file()}
     return {path: size for path, size in sizes.items() if size > SMALL_BYTES}

@@ -1,7 +1,7 @@
-"""The kernels for ARM: cross-compiled, tested under an emulator, their integer products compared with ours bit by bit.
+"""Cross-compiles the ARM kernels, tests them under an emulator, and compares their integer products with ours.
 
-`make native-neon` runs this alone. Where compiler or emulator is missing it says so and proves nothing. Nothing here is
-timed: an emulator says nothing of speed.
+`make native-neon` runs this module alone. Without the compiler or the emulator it prints what is missing, and skips the
+comparison. Nothing is timed, because times under an emulator mean nothing.
 """
 
 import os
@@ -18,12 +18,12 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 LIBRARIES = Path("/usr/aarch64-linux-gnu")
 PACKAGES = "g++-aarch64-linux-gnu qemu-user"
 CASES_EACH = 50
-"""Products of each format."""
+"""The number of products of each format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A processor to build for, and how its programs are started."""
+    """A processor to build for, and the command that starts its programs."""
 
     name: str
     settings: tuple[str, ...] = ()
@@ -31,17 +31,17 @@ class Target:
 
     @property
     def folder(self) -> Path:
-        """What is built for it."""
+        """The build folder."""
         return ROOT / "build" / f"native-{self.name}"
 
     def build(self) -> None:
-        """The tests of the kernels, without sanitizers."""
+        """Build the tests of the kernels, without sanitizers."""
         plain = ("-DQUIRE_NATIVE_TESTS=ON", "-DQUIRE_NATIVE_SANITIZE=OFF")
         _run(["cmake", "-S", str(ROOT / "native"), "-B", str(self.folder), *plain, *self.settings])
         _run(["cmake", "--build", str(self.folder), "--parallel", str(os.cpu_count() or 1)])
 
     def run(self, program: str, *words: str) -> list[str]:
-        """What a program says, line by line."""
+        """Run a program, and return the lines of its output."""
         return _run([*self.start, str(self.folder / program), *words]).splitlines()
 
 
@@ -54,14 +54,14 @@ ARM = Target(
 
 
 def missing() -> str:
-    """What is not on this machine, in a sentence; nothing if all is."""
-    absent = [one for one in (COMPILER, EMULATOR) if shutil.which(one) is None]
-    return f"there is no {' and no '.join(absent)}; install {PACKAGES}" if absent else ""
+    """Return a message about missing programs; empty if none is missing."""
+    absent = [program for program in (COMPILER, EMULATOR) if shutil.which(program) is None]
+    return f"missing {' and '.join(absent)}; install {PACKAGES}" if absent else ""
 
 
 @dataclass
 class Prints:
-    """Digests of the same products by several builds."""
+    """The result of comparing digests of the same products by several builds."""
 
     pairs: int = 0
     builds: set[str] = field(default_factory=set)
@@ -69,22 +69,22 @@ class Prints:
 
 
 def compare(lines: Mapping[str, Sequence[str]]) -> Prints:
-    """Every build of every processor against the portable build of this one."""
-    found = Prints()
+    """Compare every build of every processor with the portable build of this one."""
+    result = Prints()
     digests = {
         (f"{processor} {isa}", f"{name} {case}"): digest
-        for processor, said in lines.items()
-        for isa, name, case, digest in (line.split() for line in said)
+        for processor, output in lines.items()
+        for isa, name, case, digest in (line.split() for line in output)
     }
     expected = {product: digest for (build, product), digest in digests.items() if build == f"{OWN.name} portable"}
     for (build, product), digest in digests.items():
-        found.builds.add(build)
+        result.builds.add(build)
         if build == f"{OWN.name} portable":
             continue
-        found.pairs += 1
+        result.pairs += 1
         if digest != expected.get(product):
-            found.wrong.append(f"{build}: {product}")
-    return found
+            result.wrong.append(f"{build}: {product}")
+    return result
 
 
 def prove(cases_each: int = CASES_EACH) -> Prints:
@@ -96,24 +96,24 @@ def prove(cases_each: int = CASES_EACH) -> Prints:
     return compare({target.name: target.run("int8_fingerprints", str(cases_each)) for target in (OWN, ARM)})
 
 
-def _run(words: Sequence[str]) -> str:
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        say(done.stdout[-3000:])
-        raise RuntimeError(f"{words[0]} ended with {done.returncode}")
-    return done.stdout
+def _run(command: Sequence[str]) -> str:
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if process.returncode:
+        say(process.stdout[-3000:])
+        raise RuntimeError(f"{command[0]} ended with code {process.returncode}")
+    return process.stdout
 
 
 def main() -> int:
-    """Exit code 1 if a bit differs."""
+    """Return exit code 1 if a bit differs."""
     if reason := missing():
         say(f"skipped: {reason}")
         return 0
-    found = prove()
-    for line in found.wrong[:10]:
+    result = prove()
+    for line in result.wrong[:10]:
         say(f"not the same bits: {line}")
-    say(f"{found.pairs} products of {', '.join(sorted(found.builds))}: {len(found.wrong)} differ")
-    return 1 if found.wrong or not found.pairs else 0
+    say(f"{result.pairs} products of {', '.join(sorted(result.builds))}: {len(result.wrong)} differ")
+    return 1 if result.wrong or not result.pairs else 0
 
 
 if __name__ == "__main__":

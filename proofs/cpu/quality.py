@@ -1,8 +1,8 @@
-"""What formats and arithmetics cost in quality: perplexity of a fixed text, over that of the same weights in float32.
+"""Loss of quality by formats and arithmetics: perplexity of a fixed text, relative to the same weights in float32.
 
-float   weights as the file has them, widened in registers
-int8    the same, rows rounded to 8 bits for integer products
-kv8     float, keys and values in 8 bits
+float   weights in the format of the file, widened in registers
+int8    the same weights, with rows rounded to 8 bits for integer products
+kv8     as float, with keys and values in 8 bits
 """
 
 import gc
@@ -29,30 +29,30 @@ KV8: Dtype = "int8"  # type: ignore[assignment]
 
 @section("quality of formats")
 def formats(proof: Proof) -> None:
-    """Weights as the file has them, in both arithmetics."""
+    """Weights in the format of the file, in both arithmetics."""
     _judge(proof, {"float": ("float", "float32"), "int8": ("int8", "float32")})
 
 
 @section("quality of 8-bit keys and values")
 def kv8(proof: Proof) -> None:
-    """In float arithmetic, so that nothing else differs."""
+    """8-bit keys and values in float arithmetic, so that nothing else differs."""
     _judge(proof, {"kv8": ("float", KV8)})
 
 
-def _judge(proof: Proof, ways: Mapping[str, tuple[str, Dtype]]) -> None:
-    """Ways are an arithmetic and how KV is held. The worst model's change, up or down, is held to the bound."""
-    changes: dict[str, list[float]] = {kind: [] for kind in ways}
+def _judge(proof: Proof, variants: Mapping[str, tuple[str, Dtype]]) -> None:
+    """Judge variants (an arithmetic and a type of KV) by the largest change of perplexity over all models."""
+    changes: dict[str, list[float]] = {kind: [] for kind in variants}
     for name in MODELS if proof.is_full else list(MODELS)[:2]:
         file = MODELS[name]()
         tokens = _tokens(file, proof.sized(quick=256, full=NUM_TOKENS))
         expected = float32_perplexity(file, tuple(tokens))
-        for kind, (arithmetic, kv_dtype) in ways.items():
-            held = {**AUTO, "arithmetic": arithmetic, "kv_dtype": kv_dtype}
-            found = perplexity(load_decoder(file, **held), tokens, kv_dtype)
+        for kind, (arithmetic, kv_dtype) in variants.items():
+            settings = {**AUTO, "arithmetic": arithmetic, "kv_dtype": kv_dtype}
+            actual = perplexity(load_decoder(file, **settings), tokens, kv_dtype)
             gc.collect()
-            changes[kind].append(abs(found / expected - 1.0))
-            told = f"{found:.4f} over {expected:.4f}, minus 1"
-            proof.report(f"perplexity_{kind}_{name}", found / expected - 1.0, told)
+            changes[kind].append(abs(actual / expected - 1.0))
+            note = f"{actual:.4f} over {expected:.4f}, minus 1"
+            proof.report(f"perplexity_{kind}_{name}", actual / expected - 1.0, note)
     for kind, values in changes.items():
         proof.at_most(f"perplexity_{kind}", max(values), BOUNDS[kind])
 
@@ -60,13 +60,13 @@ def _judge(proof: Proof, ways: Mapping[str, tuple[str, Dtype]]) -> None:
 def _tokens(file: Path, num_tokens: int) -> list[int]:
     tokens = fixed_text(opened(file))[:num_tokens]
     if len(tokens) < num_tokens:
-        raise RuntimeError(f"the text must have {num_tokens} tokens, it has {len(tokens)}")
+        raise RuntimeError(f"expected a text of at least {num_tokens} tokens, got {len(tokens)}")
     return tokens
 
 
 @cache
 def float32_perplexity(file: Path, tokens: tuple[int, ...]) -> float:
-    """Of the same weights as float32 numbers, computed in float32."""
-    found = perplexity(load_decoder(file, **FLOAT32), list(tokens), "float32")
+    """Return the perplexity of the same weights, converted to float32."""
+    result = perplexity(load_decoder(file, **FLOAT32), list(tokens), "float32")
     gc.collect()
-    return found
+    return result

@@ -1,7 +1,7 @@
-"""Weights of safetensors files, made and packed as their specifications say, with the numbers they stand for.
+"""Random weights in the formats of safetensors files, packed by their specifications, with the decoded numbers.
 
-Nothing here is shared with the readers that are proved: codes are put into words one by one, by shifts of Python's
-integers, and the numbers are float64.
+Nothing is shared with the readers under test: codes are packed into words one by one, by shifts of Python's integers,
+and the numbers are float64. (A word is a 32-bit integer that holds several codes.)
 
     compressed-tensors  pack-quantized: int32 words along the inputs, lowest bits first; codes are signed and kept
                         2^(bits-1) above; zeros of asymmetric weights likewise, in words along the outputs
@@ -29,10 +29,10 @@ FP8_BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A weight as a file has it, and what it stands for, [out, in]."""
+    """A weight as stored in a file, and its decoded numbers, [out, in]."""
 
     scheme: str
-    """As `SCHEMES` spells it; none: plain numbers under `weight`."""
+    """Its name in `SCHEMES`; empty for plain numbers under `weight`."""
     options: Quantisation
     tensors: Mapping[str, StoredArray]
     numbers: Doubles
@@ -42,20 +42,20 @@ Make = Callable[[int, int, Dice], Reference]
 
 
 def words_of(codes: Integers, num_bits: int, places: Sequence[int] | None = None) -> NDArray[np.int32]:
-    """[row, code] to [row, word of 32 bits]; `places` says which code of a word stands where, lowest bits first."""
-    each = 32 // num_bits
-    order = places or range(each)
+    """Pack [row, code] into [row, 32-bit word]; `places` has the order of codes in a word, lowest bits first."""
+    codes_per_word = 32 // num_bits
+    order = places or range(codes_per_word)
     rows, size = codes.shape
-    made = np.zeros((rows, -(-size // each)), np.uint32)
+    words = np.zeros((rows, -(-size // codes_per_word)), np.uint32)
     for row in range(rows):
-        for word in range(made.shape[1]):
+        for word in range(words.shape[1]):
             value = 0
-            for at, place in enumerate(order):
-                index = word * each + place
+            for position, offset in enumerate(order):
+                index = word * codes_per_word + offset
                 if index < size:
-                    value |= int(codes[row, index]) << (at * num_bits)
-            made[row, word] = value
-    return made.view(np.int32)
+                    value |= int(codes[row, index]) << (position * num_bits)
+            words[row, word] = value
+    return words.view(np.int32)
 
 
 def _scales(dice: Dice, shape: tuple[int, int]) -> NDArray[np.float16]:
@@ -63,13 +63,13 @@ def _scales(dice: Dice, shape: tuple[int, int]) -> NDArray[np.float16]:
 
 
 def _numbers(codes: Integers, zeros: Integers, scales: NDArray[np.floating], group: int) -> Doubles:
-    """scale x (code - zero), input by input."""
+    """Return scale x (code - zero) for each input."""
     groups = np.arange(codes.shape[1]) // group
     return (codes - zeros[:, groups]).astype(np.float64) * scales.astype(np.float64)[:, groups]
 
 
 def compressed(num_bits: int, group: int | None, is_symmetric: bool) -> Make:
-    """compressed-tensors of so many bits."""
+    """Return a maker of compressed-tensors weights with so many bits."""
 
     def make(num_out: int, num_in: int, dice: Dice) -> Reference:
         size, middle = group or num_in, 1 << (num_bits - 1)
@@ -92,7 +92,7 @@ def compressed(num_bits: int, group: int | None, is_symmetric: bool) -> Make:
 
 
 def gptq(num_bits: int, group: int) -> Make:
-    """GPTQ's first file format."""
+    """Return a maker of weights in GPTQ's first file format."""
 
     def make(num_out: int, num_in: int, dice: Dice) -> Reference:
         shape = (num_out, num_in // group)
@@ -111,7 +111,7 @@ def gptq(num_bits: int, group: int) -> Make:
 
 
 def awq(group: int) -> Make:
-    """AWQ of four bits."""
+    """Return a maker of 4-bit AWQ weights."""
 
     def make(num_out: int, num_in: int, dice: Dice) -> Reference:
         shape = (num_out, num_in // group)
@@ -128,17 +128,17 @@ def awq(group: int) -> Make:
 
 
 def e4m3(code: int) -> float:
-    """The number that a byte stands for."""
+    """Decode a byte."""
     sign, exponent, fraction = -1.0 if code & 0x80 else 1.0, code >> 3 & 15, code & 7
     return sign * (fraction / 8 * 2.0**-6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7))
 
 
 def fp8(is_by_blocks: bool, is_by_outputs: bool = False) -> Make:
-    """Numbers of eight bits with scales of blocks of 128 x 128, of outputs, or of the tensor."""
+    """Return a maker of fp8 weights with a scale for each block of 128 x 128, each output, or the tensor."""
 
     def make(num_out: int, num_in: int, dice: Dice) -> Reference:
         codes = dice.integers(0, 256, (num_out, num_in)).astype(np.uint8)
-        codes[(codes & 0x7F) == 0x7F] = 0  # what is no number
+        codes[(codes & 0x7F) == 0x7F] = 0  # NaN
         if is_by_blocks:
             shape = (-(-num_out // FP8_BLOCK), -(-num_in // FP8_BLOCK))
         else:
@@ -156,7 +156,7 @@ def fp8(is_by_blocks: bool, is_by_outputs: bool = False) -> Make:
 
 
 def dense(type_name: str) -> Make:
-    """Plain numbers."""
+    """Return a maker of unquantised weights."""
 
     def make(num_out: int, num_in: int, dice: Dice) -> Reference:
         numbers = dice.standard_normal((num_out, num_in)).astype(np.float32)
@@ -182,4 +182,4 @@ REFERENCES: Mapping[str, Make] = {
     "fp8_outputs": fp8(is_by_blocks=False, is_by_outputs=True),
     "fp8_tensor": fp8(is_by_blocks=False),
 }
-"""Every way in which a safetensors file may hold a weight."""
+"""Makers of all weight formats of safetensors files."""

@@ -1,7 +1,7 @@
-"""`make proof-findings`: defects found by attacking a running server, each shown to be mended, over real sockets.
+"""`make proof-findings`: defects found by attacking a running server, each shown to be fixed, over real sockets.
 
-Every finding has a test in `tests/findings/`, named after it; what needs more than a test stands with its topic in
-this folder.
+Each finding has a test in `tests/findings/`, named after it. This folder has the checks that are too long
+for a test, by topic.
 """
 
 import sys

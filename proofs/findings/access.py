@@ -1,4 +1,4 @@
-"""What one key can do to another, and what a web page can do at all: findings 1 and 15 at a real server."""
+"""Findings 1 and 15 at a real server: how one key slows another key's requests, and what foreign web pages can send."""
 
 import http.client
 import json
@@ -42,11 +42,11 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 @contextmanager
 def serving(*words: str, keys: Path | None = None) -> Iterator[Server]:
     """`quire serve` with the test model."""
-    own = (str(smollm2_directory()), "--served-model-name", "m", "--memory", "2GiB")
-    locked = () if keys is None else ("--keys-file", str(keys))
+    arguments = (str(smollm2_directory()), "--served-model-name", "m", "--memory", "2GiB")
+    with_keys = () if keys is None else ("--keys-file", str(keys))
     with (
         tempfile.TemporaryDirectory() as folder,
-        started(Path(folder), *own, *locked, *words, module="quire serve") as server,
+        started(Path(folder), *arguments, *with_keys, *words, module="quire serve") as server,
     ):
         yield server
 
@@ -56,7 +56,7 @@ def serving(*words: str, keys: Path | None = None) -> Iterator[Server]:
 
 @dataclass
 class Window:
-    """What the other key saw for some seconds."""
+    """The latencies of the other key's requests for some seconds."""
 
     health_s: list[float] = field(default_factory=list)
     chat_s: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Window:
 
 @section("stall")
 def stall(proof: Proof) -> None:
-    """Windows with and without an attack in turns; for each kind of attack."""
+    """Windows with and without an attack in turns, for each kind of attack."""
     rounds, window_s = proof.sized(quick=2, full=5), float(proof.sized(quick=4, full=8))
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.json"
@@ -73,35 +73,35 @@ def stall(proof: Proof) -> None:
         limited = add_key(keys, "limited", requests_per_minute=1, tokens_per_minute=100)
         unlimited = add_key(keys, "unlimited")
         with serving(keys=keys) as server:
-            watch(server.port, secret, 2.0)  # warm
+            watch(server.port, secret, 2.0)  # warm-up
             started_s = time.monotonic()
             for kind, key, path in (("", limited, CHAT), ("_unlimited", unlimited, TOKENIZE)):
-                calm, attacked, told = attacked_windows(server.port, secret, (key, path), rounds, window_s)
+                calm, attacked, statuses = attacked_windows(server.port, secret, (key, path), rounds, window_s)
                 report(proof, kind, calm, attacked)
-                say(f"  the attacker was told {dict(told)}")
+                say(f"  statuses of the attacker: {dict(statuses)}")
                 if key == limited:
                     minutes = 1 + (time.monotonic() - started_s) / 60
-                    uncharged = max(0, told.total() - told["429"] - int(minutes))
-                    proof.equals("attack_uncharged", uncharged, 0, "tries for nothing")
-                    proof.at_least("attack_tries", told.total(), 100)
+                    uncharged = max(0, statuses.total() - statuses["429"] - int(minutes))
+                    proof.equals("attack_uncharged", uncharged, 0, "tries beyond the key's limit that got no 429")
+                    proof.at_least("attack_tries", statuses.total(), 100)
 
 
 def attacked_windows(
     port: int, secret: str, attacker: tuple[str, str], rounds: int, window_s: float
 ) -> tuple[Window, Window, Counter[str]]:
-    """What was seen in calm and in attacked windows, and what the attacker was told."""
-    calm, attacked, told = Window(), Window(), Counter[str]()
+    """The latencies in calm and in attacked windows, and the statuses that the attacker got."""
+    calm, attacked, statuses = Window(), Window(), Counter[str]()
     for _ in range(rounds):
         watch(port, secret, window_s, calm)
-        # An attacker is another machine: what it costs to send must not be taken from the processors that serve.
-        words = ["nice", "-n", "19", sys.executable, "-m", "proofs.findings.attack", str(port), *attacker]
-        words.append(str(window_s + 1.0))
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            time.sleep(1.0)  # until it has begun
+        # A real attacker is another machine, so sending must not take processor time from the server.
+        command = ["nice", "-n", "19", sys.executable, "-m", "proofs.findings.attack", str(port), *attacker]
+        command.append(str(window_s + 1.0))
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            time.sleep(1.0)  # until the attack has begun
             watch(port, secret, window_s, attacked)
             output, _ = process.communicate(timeout=300)
-        told.update(json.loads(output.splitlines()[-1]))
-    return calm, attacked, told
+        statuses.update(json.loads(output.splitlines()[-1]))
+    return calm, attacked, statuses
 
 
 def report(proof: Proof, kind: str, calm: Window, attacked: Window) -> None:
@@ -113,97 +113,97 @@ def report(proof: Proof, kind: str, calm: Window, attacked: Window) -> None:
     proof.report(f"stall_tokenize_ms{kind}", 1000 * percentile(attacked.tokenize_s, 95))
 
 
-def percentile(values: list[float], of: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[of - 1]
+def percentile(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def watch(port: int, secret: str, seconds: float, seen: Window | None = None) -> Window:
-    """Another key's requests, one after the other on connections of their own, for so long."""
-    seen, end_s = seen or Window(), time.monotonic() + seconds
+def watch(port: int, secret: str, seconds: float, window: Window | None = None) -> Window:
+    """Send another key's requests for some seconds: `/health` in a thread, chats and tokenizations in turns."""
+    window, end_s = window or Window(), time.monotonic() + seconds
 
     def health() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         while time.monotonic() < end_s:
-            seen.health_s.append(timed(connection, secret, "GET", "/health", None))
+            window.health_s.append(seconds_of(connection, secret, "GET", "/health", None))
             time.sleep(HEALTH_EVERY_S)
         connection.close()
 
-    watching = threading.Thread(target=health)
-    watching.start()
+    health_thread = threading.Thread(target=health)
+    health_thread.start()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     while time.monotonic() < end_s:
-        seen.chat_s.append(timed(connection, secret, "POST", CHAT, HELLO))
-        seen.tokenize_s.append(timed(connection, secret, "POST", TOKENIZE, {"prompt": "Hello"}))
+        window.chat_s.append(seconds_of(connection, secret, "POST", CHAT, HELLO))
+        window.tokenize_s.append(seconds_of(connection, secret, "POST", TOKENIZE, {"prompt": "Hello"}))
     connection.close()
-    watching.join()
-    return seen
+    health_thread.join()
+    return window
 
 
-def timed(connection: http.client.HTTPConnection, secret: str, method: str, path: str, body: Any) -> float:
-    """Seconds until it was answered, which it must be."""
+def seconds_of(connection: http.client.HTTPConnection, secret: str, method: str, path: str, body: Any) -> float:
+    """Send a request; returns the seconds until its answer. Raises RuntimeError if its status is not 200."""
     headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
-    begun_s = time.perf_counter()
+    start_s = time.perf_counter()
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     response = connection.getresponse()
     response.read()
     if response.status != 200:
-        raise RuntimeError(f"{method} {path} of the other key was answered with {response.status}")
-    return time.perf_counter() - begun_s
+        raise RuntimeError(f"expected status 200 of {method} {path} with the other key, got {response.status}")
+    return time.perf_counter() - start_s
 
 
 # -- web pages ---------------------------------------------------------------------------------------------------------
 
 
 def routes() -> list[tuple[str, str]]:
-    """Every method and path of the application, and one that it does not have."""
+    """Every method and path of the application, and one path that it does not have."""
     app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
-    found = [(method, route.path.replace("{name:path}", "m")) for route in app.routes for method in route.methods]  # type: ignore[attr-defined]
-    return [*sorted(found), ("POST", "/nowhere")]
+    pairs = [(method, route.path.replace("{name:path}", "m")) for route in app.routes for method in route.methods]  # type: ignore[attr-defined]
+    return [*sorted(pairs), ("POST", "/nowhere")]
 
 
 @section("foreign pages")
 def foreign_pages(proof: Proof) -> None:
-    """Every route, asked in every way a foreign page could ask."""
-    every = routes()
-    proof.report("foreign_routes", len(every))
+    """Requests to every route with all headers that a foreign page could send."""
+    all_routes = routes()
+    proof.report("foreign_routes", len(all_routes))
     with serving() as server:
-        asked = [(how, *sent(server.port, method, path, how)) for method, path in every for how in FOREIGN]
-        accepted = [(how, status) for how, status, _ in asked if status not in (403, 415)]
-        own = [sent(server.port, method, path, {})[0] for method, path in every]
-    for one in accepted[:5]:
-        say(f"  accepted: {one}")
-    proof.report("foreign_pages_tried", len(asked))
+        answers = [(headers, *send(server.port, *route, headers)) for route in all_routes for headers in FOREIGN]
+        accepted = [(headers, status) for headers, status, _ in answers if status not in (403, 415)]
+        own_statuses = [send(server.port, *route, {})[0] for route in all_routes]
+    for headers, status in accepted[:5]:
+        say(f"  accepted: {headers}: {status}")
+    proof.report("foreign_pages_tried", len(answers))
     proof.equals("foreign_pages", len(accepted), 0, "accepted")
-    refused = sum(status in (403, 415) for status in own)
-    proof.equals("foreign_pages_own_refused", refused, 0, "what comes from no foreign page is let in")
-    cors(proof, every)
+    num_refused = sum(status in (403, 415) for status in own_statuses)
+    proof.equals("foreign_pages_own_refused", num_refused, 0, "requests that do not come from a foreign page")
+    cors(proof, all_routes)
 
 
-def cors(proof: Proof, every: list[tuple[str, str]]) -> None:
-    """With keys: leave to read for pages of one origin and for nobody else's."""
+def cors(proof: Proof, all_routes: list[tuple[str, str]]) -> None:
+    """On a server with keys, only pages of the allowed origin get CORS headers, which let them read answers."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.json"
-        known = {"authorization": f"Bearer {add_key(keys, 'page')}"}
+        with_key = {"authorization": f"Bearer {add_key(keys, 'page')}"}
         with serving("--allow-origin", ALLOWED, keys=keys) as server:
-            given = Counter[str]()
+            num_with_cors = Counter[str]()
             for origin in (EVIL, "null", f"{ALLOWED}.evil.example", ALLOWED):
-                for method, path in every:
-                    for how in (known, {}, {"method": "OPTIONS", **PREFLIGHT}):
-                        used = {"origin": origin, "host": "llm.example.com", **how}
-                        told = sent(server.port, used.pop("method", method), path, used)[1]
-                        given[origin] += any(name.startswith("access-control-") for name in told)
-    stray = given.total() - given[ALLOWED]
-    proof.equals("foreign_cors", stray, 0, "headers for origins that are not allowed")
-    proof.equals("allowed_cors", given[ALLOWED], 3 * len(every), "all for the one that is")
+                for method, path in all_routes:
+                    for more in (with_key, {}, {"method": "OPTIONS", **PREFLIGHT}):
+                        headers = {"origin": origin, "host": "llm.example.com", **more}
+                        names = send(server.port, headers.pop("method", method), path, headers)[1]
+                        num_with_cors[origin] += any(name.startswith("access-control-") for name in names)
+    num_foreign = num_with_cors.total() - num_with_cors[ALLOWED]
+    proof.equals("foreign_cors", num_foreign, 0, "answers with CORS headers for origins that are not allowed")
+    proof.equals("allowed_cors", num_with_cors[ALLOWED], 3 * len(all_routes), "all answers for the allowed origin")
 
 
-def sent(port: int, method: str, path: str, headers: dict[str, str]) -> tuple[int, list[str]]:
-    """The status, and the names of the headers that came with it."""
+def send(port: int, method: str, path: str, headers: dict[str, str]) -> tuple[int, list[str]]:
+    """Send a request; returns the status and the header names of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 1, "tokens": [40], **_messages(path)})
     try:
-        used = {"content-type": "application/json", **headers}
-        connection.request(method, path, body if method == "POST" else None, used)
+        all_headers = {"content-type": "application/json", **headers}
+        connection.request(method, path, body if method == "POST" else None, all_headers)
         response = connection.getresponse()
         response.read()
         return response.status, [name.lower() for name, _ in response.getheaders()]

@@ -1,11 +1,11 @@
-"""Section `grammars after a crash`: how long a kill of the worker holds another key up, with grammars under way.
+"""Section `grammars after a crash`: how long another key's stream stops after a kill of the worker, beside grammars.
 
-Finding A3: four requests of eight answers each, in grammars whose masks grow with every token; `kill -9` of the worker,
-and every token of every answer was followed again in one step. Another key streams meanwhile, and its longest gap
-behind the kill is compared with that behind a kill beside as many plain answers of equal length.
+Finding A3: four requests have eight answers each, in grammars whose masks take more work with every token. After a
+`kill -9` of the worker, one step advanced the grammars again over all tokens of all answers. Another key reads a
+stream, and its longest gap after the kill is compared with the gap beside as many plain answers of equal length.
 
-A3 itself is refused at the door. So the attack has it behind a text that it forces, longer than the door looks ahead;
-it costs the attacker no step. Rounds of both kinds in turns; the ratio of a round is judged by `rounds`.
+The API refuses the grammar of A3 itself. So the attack puts it after a fixed text that is longer than the API's check
+looks ahead; fixed text costs the attacker no step. The two kinds of rounds alternate; `rounds` judges their ratio.
 """
 
 import json
@@ -30,16 +30,16 @@ from proofs.framework.rounds import judge_ratio
 from quire.api.access.keys import add_key
 
 A3 = 'start: e\ne: e e | e e e | "a"'
-HIDDEN = f'start: "{"qz" * 60}" e\ne: e e | e e e | "a"'
+HIDDEN_A3 = f'start: "{"qz" * 60}" e\ne: e e | e e e | "a"'
 NO_END = {"0": -100, "2": -100}
-"""Of the test model: its answers end when the grammar does."""
+"""Forbids the test model's end tokens, so that only the end of the grammar ends an answer."""
 NUM_ATTACKS, NUM_ANSWERS, MAX_TOKENS = 4, 8, 1500
-UNDER_WAY_S = 8.0
-"""How long attackers' answers have run when the worker is killed."""
-BEHIND_S = 5.0
-"""How long gaps are looked at once the stream goes on."""
-BACK_S = 120.0
-"""By then it must."""
+BEFORE_KILL_S = 8.0
+"""How long the attacker's answers run before the worker is killed."""
+AFTER_KILL_S = 5.0
+"""How long gaps are measured once the stream continues."""
+MAX_OUTAGE_S = 120.0
+"""How long the stream may stop after the kill."""
 MAX_GAP_RATIO = 1.5
 
 
@@ -51,26 +51,26 @@ def chat(key: str, **fields: Any) -> tuple[bytes, dict[str, str]]:
 
 @dataclass(slots=True)
 class Streams:
-    """Requests that are open until they are left."""
+    """Streaming requests that stay open until `close`."""
 
     port: int
     lines_s: list[float] = field(default_factory=list)
-    """When each line of the watched stream came."""
+    """The arrival time of each line of the watched stream."""
     num_refused: int = 0
-    _open: list[HTTPConnection] = field(default_factory=list)
+    _connections: list[HTTPConnection] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
 
-    def begin(self, key: str, *, is_watched: bool = False, **fields: Any) -> None:
-        """One more, in a thread of its own."""
+    def open(self, key: str, *, is_watched: bool = False, **fields: Any) -> None:
+        """Send one more request, and read its stream in a new thread."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=300)
-        self._open.append(connection)
+        self._connections.append(connection)
         thread = threading.Thread(target=self._read, args=(connection, key, is_watched, fields), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def leave(self) -> None:
-        """All clients go."""
-        for connection in self._open:
+    def close(self) -> None:
+        """Close all connections, and wait for their threads."""
+        for connection in self._connections:
             if connection.sock is not None:
                 with suppress(OSError):
                     connection.sock.shutdown(2)
@@ -93,7 +93,7 @@ def streaming(port: int) -> Iterator[Streams]:
     try:
         yield streams
     finally:
-        streams.leave()
+        streams.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +111,24 @@ def worker_of(server: Server) -> int:
     raise RuntimeError("the server has no worker")
 
 
-def gap_behind_a_kill(server: Server, keys: Keys, **attack: Any) -> float:
-    """The longest gap of the other key's stream, from the kill on, in seconds."""
+def gap_after_a_kill(server: Server, keys: Keys, **attack: Any) -> float:
+    """Kill the worker beside an attack; returns the longest gap of the other key's stream since then, in seconds."""
     with streaming(server.port) as streams:
-        streams.begin(keys.other, is_watched=True, max_tokens=2000, ignore_eos=True)
+        streams.open(keys.other, is_watched=True, max_tokens=2000, ignore_eos=True)
         for _ in range(NUM_ATTACKS):
-            streams.begin(keys.attacker, n=NUM_ANSWERS, max_tokens=MAX_TOKENS, **attack)
-        time.sleep(UNDER_WAY_S)
+            streams.open(keys.attacker, n=NUM_ANSWERS, max_tokens=MAX_TOKENS, **attack)
+        time.sleep(BEFORE_KILL_S)
         killed_s = time.monotonic()
         os.kill(worker_of(server), signal.SIGKILL)
-        while streams.lines_s[-1:] < [killed_s] and time.monotonic() < killed_s + BACK_S:
+        while streams.lines_s[-1:] < [killed_s] and time.monotonic() < killed_s + MAX_OUTAGE_S:
             time.sleep(0.1)
-        time.sleep(BEHIND_S)
-        ended_s = time.monotonic()
+        time.sleep(AFTER_KILL_S)
+        end_s = time.monotonic()
         if streams.num_refused or not streams.lines_s:
-            raise RuntimeError(f"{streams.num_refused} requests were refused; {len(streams.lines_s)} lines came")
-        seen = [max([one for one in streams.lines_s if one <= killed_s], default=killed_s)]
-        seen += [one for one in streams.lines_s if one > killed_s]
-    return max(after - before for before, after in zip(seen, [*seen[1:], ended_s], strict=True))
+            raise RuntimeError(f"{streams.num_refused} requests were refused, {len(streams.lines_s)} lines came")
+        times_s = [max([line_s for line_s in streams.lines_s if line_s <= killed_s], default=killed_s)]
+        times_s += [line_s for line_s in streams.lines_s if line_s > killed_s]
+    return max(after - before for before, after in zip(times_s, [*times_s[1:], end_s], strict=True))
 
 
 @section("grammars after a crash")
@@ -137,21 +137,21 @@ def grammars_after_a_crash(proof: Proof) -> None:
         path = Path(folder) / "keys.json"
         keys = Keys(add_key(path, "attacker"), add_key(path, "other"))
         with serving(keys=path) as server:
-            proof.equals("grammar_refused_at_the_door", refused(server, keys), 1, "A3 as it was found")
+            proof.equals("grammar_refused_at_the_door", num_refused(server, keys), 1, "A3 as it was reported")
 
             def measure() -> list[float]:
-                plain = gap_behind_a_kill(server, keys, ignore_eos=True)
-                grammar = gap_behind_a_kill(server, keys, grammar=HIDDEN, logit_bias=NO_END)
-                say(f"    plain {plain:.2f} s, grammars {grammar:.2f} s")
-                return [grammar / plain]
+                plain_s = gap_after_a_kill(server, keys, ignore_eos=True)
+                grammar_s = gap_after_a_kill(server, keys, grammar=HIDDEN_A3, logit_bias=NO_END)
+                say(f"    plain {plain_s:.2f} s, grammars {grammar_s:.2f} s")
+                return [grammar_s / plain_s]
 
             (ratios,) = measured_ratios(measure, None if proof.is_full else 2)
             judge_ratio(proof, "grammar_crash_gap", ratios, at_most=MAX_GAP_RATIO)
 
 
-def refused(server: Server, keys: Keys) -> int:
-    """Whether A3 itself comes in."""
+def num_refused(server: Server, keys: Keys) -> int:
+    """1 if the server refuses the grammar of A3 itself, else 0."""
     with streaming(server.port) as streams:
-        streams.begin(keys.attacker, grammar=A3, max_tokens=1)
+        streams.open(keys.attacker, grammar=A3, max_tokens=1)
         streams._threads[0].join(60)
         return streams.num_refused

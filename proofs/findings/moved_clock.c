@@ -1,7 +1,7 @@
-// Preloaded into a server: moves its wall clock by the seconds in a file, at once; every other clock stays as it is.
+// Preloaded into a server with LD_PRELOAD: adds the seconds in a file to its wall clock, and to no other clock.
 //
-// libfaketime 0.9.10, which Debian has, makes clock_nanosleep return -1, so that Python's time.sleep() fails with
-// "Invalid argument", and takes a lock whenever a clock is read.
+// We do not use libfaketime 0.9.10, which Debian has: it makes clock_nanosleep return -1, so that Python's time.sleep()
+// fails with "Invalid argument", and it takes a lock whenever a clock is read.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

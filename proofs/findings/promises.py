@@ -1,7 +1,7 @@
-"""A promise of the front page: the server is right about why a prompt missed.
+"""A promise of the README: the server gives the right reason why a prompt missed the prefix cache.
 
-`explain_wrong` constructs misses in a real `quire serve` with a small pool, two models and two tenants, knows of each
-what the answer must be, and asks by `/v1/cache/explain`, or by running the request with `cache_explain`.
+The row `explain_wrong` counts wrong reasons. We construct cache misses in a real `quire serve` with a small pool, two
+models and two tenants, and compare the reasons from `/v1/cache/explain`, and from requests with `cache_explain`.
 """
 
 import json
@@ -26,18 +26,18 @@ BLOCK = 32
 NUM_BLOCKS = 64
 """Four sequences of 512 tokens: what the server below has room for."""
 SLOW_TOKEN = 251
-"""A step that feeds it takes long enough to be asked about."""
+"""A step with this token is slow, so that there is time to ask about its prompt."""
 SIZES = ("--memory", "1GiB", "--max-model-len", "512", "--max-running", "4", "--max-step-tokens", "64")
 FAULTS = {"QUIRE_TESTING": "1", "QUIRE_FAULTS": json.dumps([{"kind": "slow", "token": SLOW_TOKEN, "by": 150.0}])}
 PATIENCE_S = 120.0
 
 
-# -- what a miss must be told as ---------------------------------------------------------------------------------------
+# -- expected reasons --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the answer about a prompt must be."""
+    """A prompt, and what the explanation of its miss must be."""
 
     prompt: list[int]
     reason: str
@@ -47,79 +47,79 @@ class Expected:
 
 @dataclass
 class Misses:
-    """Constructs misses in a running server, each of prompts that nobody sent before."""
+    """Constructs misses in a running server, each with new random prompts."""
 
     server: Server
-    mine: str
-    theirs: str
+    own_key: str
+    other_key: str
     dice: Random
     wrong: Counter[str] = field(default_factory=Counter)
-    asked: Counter[str] = field(default_factory=Counter)
+    num_constructed: Counter[str] = field(default_factory=Counter)
 
     def tokens(self, count: int) -> list[int]:
         return [self.dice.randrange(10, 250) for _ in range(count)]
 
-    def other(self, token: int) -> int:
-        """Any token but this one."""
+    def different(self, token: int) -> int:
+        """A random token that is not this one."""
         return 10 + (token - 10 + self.dice.randrange(1, 240)) % 240
 
     def run(self, prompt: list[int], model: str = "one", **more: Any) -> Any:
         body = {"model": model, "prompt": prompt, "max_tokens": 1, **more}
-        return self._post("/v1/completions", body, self.mine)
+        return self._post("/v1/completions", body, self.own_key)
 
     def _post(self, path: str, body: Any, key: str) -> Any:
         connection = HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
         try:
             connection.request("POST", path, json.dumps(body), {"x-api-key": key, "content-type": "application/json"})
             response = connection.getresponse()
-            told = json.loads(response.read())
+            answer = json.loads(response.read())
         finally:
             connection.close()
         if response.status != 200:
-            raise RuntimeError(f"{path} answered {response.status}: {told}")
-        return told
+            raise RuntimeError(f"{path}: expected status 200, got {response.status}: {answer}")
+        return answer
 
-    def explained(self, prompt: list[int], key: str = "") -> Any:
-        return self._post("/v1/cache/explain", {"model": "one", "prompt": prompt}, key or self.mine)
+    def explain(self, prompt: list[int], key: str = "") -> Any:
+        return self._post("/v1/cache/explain", {"model": "one", "prompt": prompt}, key or self.own_key)
 
-    def flush(self, touched: list[int]) -> None:
-        """Use up the whole pool with other prompts, and keep one prefix in use meanwhile."""
-        for at in range(NUM_BLOCKS // 15 + 2):
+    def flush(self, prefix: list[int]) -> None:
+        """Use up the whole pool with other prompts, and use one prefix often enough that it stays cached."""
+        for number in range(NUM_BLOCKS // 15 + 2):
             self.run(self.tokens(15 * BLOCK + 5))
-            if touched and at % 2:
-                self.run([*touched, *self.tokens(3)])
+            if prefix and number % 2:
+                self.run([*prefix, *self.tokens(3)])
 
-    def prefix(self) -> list[int]:
-        """Some whole blocks, perhaps none, that are cached now."""
-        found = self.tokens(BLOCK * self.dice.randrange(4))
-        if found:
-            self.run([*found, 5])
-        return found
+    def cached_prefix(self) -> list[int]:
+        """Cache up to three whole blocks, and return their tokens."""
+        tokens = self.tokens(BLOCK * self.dice.randrange(4))
+        if tokens:
+            self.run([*tokens, 5])
+        return tokens
 
-    # Each returns what the server must say now of a prompt.
+    # Each of these methods, named after a reason, constructs a miss and returns the expected explanation.
 
     def too_short(self) -> Expected:
-        prefix = self.prefix()
+        prefix = self.cached_prefix()
         return Expected([*prefix, *self.tokens(self.dice.randint(1, BLOCK))], "too_short", len(prefix))
 
     def evicted(self) -> Expected:
-        prefix, lost = self.prefix(), self.tokens(BLOCK * self.dice.randint(1, 3))
+        prefix, lost = self.cached_prefix(), self.tokens(BLOCK * self.dice.randint(1, 3))
         self.run([*prefix, *lost, 5])
         self.flush(prefix)
         return Expected([*prefix, *lost, 5], "evicted", len(prefix))
 
     def diverged(self) -> Expected:
-        prefix, block = self.prefix(), self.tokens(BLOCK)
+        prefix, block = self.cached_prefix(), self.tokens(BLOCK)
         shared = self.dice.randint(1, BLOCK - 1)
-        for at in {shared, self.dice.randint(0, shared)}:
-            self.run([*prefix, *block[:at], self.other(block[at]), *self.tokens(BLOCK - at)])
+        for i in {shared, self.dice.randint(0, shared)}:
+            self.run([*prefix, *block[:i], self.different(block[i]), *self.tokens(BLOCK - i)])
         prompt = [*prefix, *block, *self.tokens(self.dice.randint(1, 60))]
         return Expected(prompt, "diverged", len(prefix), len(prefix) + shared)
 
     def first_seen(self) -> Expected:
-        prefix, block = self.prefix(), self.tokens(BLOCK)
+        prefix, block = self.cached_prefix(), self.tokens(BLOCK)
         if prefix and self.dice.random() < 0.5:
-            self.run([*prefix, self.other(block[0]), *block[1:], 5])
+            self.run([*prefix, self.different(block[0]), *block[1:], 5])
         return Expected([*prefix, *block, 5], "first_seen", len(prefix))
 
     def other_namespace(self) -> Expected:
@@ -128,40 +128,40 @@ class Misses:
         return Expected(prompt, "other_namespace")
 
     def anothers(self) -> Expected:
-        """Whatever one tenant has, another reads as first seen."""
+        """A prompt that one tenant has sent must look as first seen to another tenant."""
         return Expected(self.dice.choice((self.diverged, self.evicted, self.first_seen))().prompt, "first_seen")
 
-    # -- and what it does say ------------------------------------------------------------------------------------------
+    # -- explanations of the server ------------------------------------------------------------------------------------
 
     def judge(self, kind: str) -> None:
-        """Construct one miss of this kind, ask, and compare."""
-        self.asked[kind] += 1
+        """Construct one miss of this kind, and compare the server's explanation with the expected one."""
+        self.num_constructed[kind] += 1
         if kind == "computing":
-            said, expected = self.while_computing()
+            explanation, expected = self.while_computing()
         else:
             expected = getattr(self, kind)()
-            said = self.explained(expected.prompt, self.theirs if kind == "anothers" else self.mine)
-        right = self.is_right(said, expected)
-        if right and kind not in ("computing", "anothers", "other_namespace"):
-            right = self.is_told_beside_the_answer(expected)
-        if not right:
+            explanation = self.explain(expected.prompt, self.other_key if kind == "anothers" else self.own_key)
+        is_right = self.is_right(explanation, expected)
+        if is_right and kind not in ("computing", "anothers", "other_namespace"):
+            is_right = self.is_right_in_usage(expected)
+        if not is_right:
             self.wrong[kind] += 1
-            say(f"  {kind}: expected {expected.reason} {expected.cached_tokens} {expected.position}, got {said}")
+            say(f"  {kind}: expected {expected.reason} {expected.cached_tokens} {expected.position}, got {explanation}")
 
-    def is_right(self, said: Any, expected: Expected) -> bool:
-        difference = said["difference"] or {}
-        at = expected.position
+    def is_right(self, explanation: Any, expected: Expected) -> bool:
+        difference = explanation["difference"] or {}
+        index = expected.position
         return (
-            (said["reason"], said["cached_tokens"]) == (expected.reason, expected.cached_tokens)
-            and said["prompt_tokens"] == len(expected.prompt)
-            and difference.get("position") == at
-            and (at is None or difference["token_id"] == expected.prompt[at] != difference["cached_token_id"])
-            and (said["evicted_seconds_ago"] is not None) == (expected.reason == "evicted")
-            and (said["other_model"] == "two") == (expected.reason == "other_namespace")
+            (explanation["reason"], explanation["cached_tokens"]) == (expected.reason, expected.cached_tokens)
+            and explanation["prompt_tokens"] == len(expected.prompt)
+            and difference.get("position") == index
+            and (index is None or difference["token_id"] == expected.prompt[index] != difference["cached_token_id"])
+            and (explanation["evicted_seconds_ago"] is not None) == (expected.reason == "evicted")
+            and (explanation["other_model"] == "two") == (expected.reason == "other_namespace")
         )
 
-    def is_told_beside_the_answer(self, expected: Expected) -> bool:
-        """The same prompt, run: what it says of its admission must agree."""
+    def is_right_in_usage(self, expected: Expected) -> bool:
+        """Run the prompt: the miss in the answer's `usage` must be the expected one as well."""
         details = self.run(expected.prompt, cache_explain=True)["usage"]["prompt_tokens_details"]
         (miss,) = details["cache_misses"]
         return bool(
@@ -170,24 +170,24 @@ class Misses:
         )
 
     def while_computing(self) -> tuple[Any, Expected]:
-        """Ask about a prompt of several slow steps while they run, then leave."""
-        prompt = [SLOW_TOKEN if at % BLOCK == 1 else token for at, token in enumerate(self.tokens(480))]
-        before = self.explained(prompt)["reason"]  # its first tokens may be like another's
+        """Explain a prompt of several slow steps while they run, then disconnect."""
+        prompt = [SLOW_TOKEN if i % BLOCK == 1 else token for i, token in enumerate(self.tokens(480))]
+        old_reason = self.explain(prompt)["reason"]  # by chance, its first tokens may be those of another prompt
         with self.running(prompt):
             deadline_s = time.monotonic() + PATIENCE_S
-            while (said := self.explained(prompt))["reason"] == before and not said["cached_tokens"]:
+            while (explanation := self.explain(prompt))["reason"] == old_reason and not explanation["cached_tokens"]:
                 if time.monotonic() > deadline_s:
                     break
-        # How far it came is its own business; a whole number of blocks, and not all of them.
-        cached = said["cached_tokens"] if said["cached_tokens"] in range(0, 480 - BLOCK, BLOCK) else -1
-        return said, Expected(prompt, "computing", cached)
+        # Any whole number of blocks may be computed so far, but not all of them.
+        cached = explanation["cached_tokens"]
+        return explanation, Expected(prompt, "computing", cached if cached in range(0, 480 - BLOCK, BLOCK) else -1)
 
     @contextmanager
     def running(self, prompt: list[int]) -> Iterator[None]:
-        """While this prompt is computed; leaving ends it."""
+        """Compute this prompt while the block runs, then cancel it by disconnecting."""
         connection = HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
         body = {"model": "one", "prompt": prompt, "max_tokens": 1}
-        headers = {"x-api-key": self.mine, "content-type": "application/json"}
+        headers = {"x-api-key": self.own_key, "content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         try:
             yield
@@ -200,22 +200,22 @@ KINDS = ("too_short", "diverged", "first_seen", "other_namespace", "anothers", "
 
 @section("promises: misses explained")
 def misses_explained(proof: Proof) -> None:
-    """Misses of every reason, in turn."""
+    """Construct misses of every reason, in turn."""
     count, seed = proof.sized(quick=42, full=203), time.time_ns()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         keys = folder / "keys.json"
-        mine, theirs = add_key(keys, "mine"), add_key(keys, "theirs")
+        own_key, other_key = add_key(keys, "mine"), add_key(keys, "theirs")
         tiny = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
-        models = [str(make_directory(folder / one, tiny=tiny)) for one in ("one", "two")]
+        models = [str(make_directory(folder / model, tiny=tiny)) for model in ("one", "two")]
         words = (*models, *SIZES, "--threads", "1", "--keys-file", str(keys))
         with started(folder, *words, module="quire serve", environment=FAULTS) as server:
-            misses = Misses(server, mine, theirs, Random(seed))
-            for at in range(count):
-                misses.judge(KINDS[at % len(KINDS)])
-    wrong = misses.wrong.total()
-    if wrong:
+            misses = Misses(server, own_key, other_key, Random(seed))
+            for number in range(count):
+                misses.judge(KINDS[number % len(KINDS)])
+    num_wrong = misses.wrong.total()
+    if num_wrong:
         say(f"  seed {seed}")
     for kind in KINDS:
-        proof.at_least(f"explained_{kind}", misses.asked[kind], 1)
-    proof.equals("explain_wrong", wrong, 0, f"of {count}")
+        proof.at_least(f"explained_{kind}", misses.num_constructed[kind], 1)
+    proof.equals("explain_wrong", num_wrong, 0, f"of {count}")

@@ -1,6 +1,6 @@
-"""What reads and writes outsiders' texts costs their length: processor time for 4 MB over 2 MB, of the nastiest text.
+"""All readers and writers of untrusted text take linear time: the ratio of processor times for 4 MB and 2 MB is judged.
 
-A line in a table for each: what is fed, and how much a door lets in at most. A square would cost four times as much.
+Functions with `_reads` make the worst input, up to `max_bytes`, the limit of the API. Quadratic work has a ratio of 4.
 """
 
 import gc
@@ -60,8 +60,8 @@ from tests.support.servers.talkers import talker
 from tests.support.servers.tool_formats import FORMATS, TAGGED
 
 MAX_RATIO = 2.6
-NO_DOOR = 1 << 40
-SHORT_S, MAX_RUNS = 0.3, 30
+UNBOUNDED = 1 << 40
+MIN_TOTAL_S, MAX_RUNS = 0.3, 30
 THOUGHTS = ReasoningFormat("<think>", "</think>")
 Work = Callable[[], object]
 
@@ -70,62 +70,62 @@ Work = Callable[[], object]
 class Reading:
     """One reader or writer."""
 
-    prepared: Callable[[int], Work]
-    """What is timed, with so many bytes of its nastiest text made before."""
-    most: int = NO_DOOR
-    """Bytes that a door lets in."""
+    prepare: Callable[[int], Work]
+    """Makes the worst input of so many bytes, and returns the work with it, which is timed."""
+    max_bytes: int = UNBOUNDED
+    """The largest input that the API accepts."""
 
 
 READINGS: dict[str, Reading] = {}
 
 
-def _reads(name: str, most: int = NO_DOOR) -> Callable[[Callable[[int], Work]], Callable[[int], Work]]:
-    def listed(prepared: Callable[[int], Work]) -> Callable[[int], Work]:
-        READINGS[name] = Reading(prepared, most)
-        return prepared
+def _reads(name: str, max_bytes: int = UNBOUNDED) -> Callable[[Callable[[int], Work]], Callable[[int], Work]]:
+    def register(prepare: Callable[[int], Work]) -> Callable[[int], Work]:
+        READINGS[name] = Reading(prepare, max_bytes)
+        return prepare
 
-    return listed
+    return register
 
 
 @section("readers")
 def readers(proof: Proof) -> None:
-    """Each line of the table; the worst is judged."""
-    size, runs = int(proof.sized(quick=50_000, full=4_000_000)), int(proof.sized(quick=3, full=5))
-    ratios = {name: _ratio(one, min(size, one.most), runs) for name, one in READINGS.items()}
+    """Measure all readers and writers; the largest ratio is judged."""
+    size, num_runs = int(proof.sized(quick=50_000, full=4_000_000)), int(proof.sized(quick=3, full=5))
+    ratios = {name: _ratio(reading, min(size, reading.max_bytes), num_runs) for name, reading in READINGS.items()}
     for name, ratio in sorted(ratios.items(), key=lambda pair: -pair[1]):
         proof.report(f"quadratic_{name}", ratio)
-    beyond = [name for name, ratio in ratios.items() if ratio > MAX_RATIO]
-    say(f"  beyond {MAX_RATIO}: {', '.join(beyond) or 'none'}")
+    slow_names = [name for name, ratio in ratios.items() if ratio > MAX_RATIO]
+    say(f"  above {MAX_RATIO}: {', '.join(slow_names) or 'none'}")
     proof.at_least("quadratic_readers", len(ratios), 20)
-    proof.at_most("quadratic", max(ratios.values()), MAX_RATIO, f"of {max(ratios, key=lambda one: ratios[one])}")
+    proof.at_most("quadratic", max(ratios.values()), MAX_RATIO, f"of {max(ratios, key=lambda name: ratios[name])}")
 
 
 def _ratio(reading: Reading, size: int, num_runs: int) -> float:
-    """In turns, so that a machine that becomes slower is slower for both; short ones more often."""
-    least = {size: float("inf"), size // 2: float("inf")}
+    """The least time for `size` bytes over that for half of them. Runs alternate; short runs are repeated."""
+    min_s = {size: float("inf"), size // 2: float("inf")}
     num_done, sum_s = 0, 0.0
-    while num_done < num_runs or (sum_s < SHORT_S and num_done < MAX_RUNS):
-        for one, before_s in least.items():
-            work = reading.prepared(one)
+    while num_done < num_runs or (sum_s < MIN_TOTAL_S and num_done < MAX_RUNS):
+        for run_size, old_s in min_s.items():
+            work = reading.prepare(run_size)
             gc.collect()
             start_s = time.process_time()
             work()
-            taken_s = time.process_time() - start_s
-            least[one], sum_s = min(before_s, taken_s), sum_s + taken_s
+            run_s = time.process_time() - start_s
+            min_s[run_size], sum_s = min(old_s, run_s), sum_s + run_s
         num_done += 1
-    return least[size] / least[size // 2]
+    return min_s[size] / min_s[size // 2]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _answer(form: AnswerFormat, before: str, piece: str, size: int) -> Work:
-    pieces = [before, *[piece] * (size // len(piece))]
+def _answer(form: AnswerFormat, start: str, piece: str, size: int) -> Work:
+    pieces = [start, *[piece] * (size // len(piece))]
 
     def read() -> None:
         reader = AnswerReader(form, str)
-        for one in pieces:
-            reader.push(one)
+        for text in pieces:
+            reader.push(text)
         reader.finish()
 
     return read
@@ -150,13 +150,13 @@ ANSWERS: Mapping[str, tuple[AnswerFormat, str, str]] = {
     "call_backslashes": (AnswerFormat(tools=HERMES), '<tool_call>\n{"name": "f", "arguments": {"a": "', "\\\\"),
     "calls": (AnswerFormat(tools=HERMES), "", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'),
 }  # fmt: skip
-for _name, (_form, _before, _piece) in ANSWERS.items():
-    _reads(f"answer_{_name}")(lambda size, f=_form, b=_before, p=_piece: _answer(f, b, p, size))  # type: ignore[misc]
+for _name, (_form, _start, _piece) in ANSWERS.items():
+    _reads(f"answer_{_name}")(lambda size, f=_form, s=_start, p=_piece: _answer(f, s, p, size))  # type: ignore[misc]
 
 
 @_reads("stop_strings")
 def _stop_strings(size: int) -> Work:
-    """Four texts of the longest kind, each nearly there at every character."""
+    """Four stop strings of the greatest length, each nearly complete at every character."""
     stops = ["a" * 1023 + end for end in "bcde"]
     letter = byte_level().encode("a", add_special_tokens=False)[0]
 
@@ -171,28 +171,28 @@ def _stop_strings(size: int) -> Work:
 
 @_reads("half_utf8")
 def _half_utf8(size: int) -> Work:
-    """Bytes that begin characters and never end them."""
+    """Bytes that begin UTF-8 characters without ending them."""
     tokenizer = byte_level()
-    ids = [next(one for one in range(256) if tokenizer.bytes.in_text[one] == byte) for byte in (b"\xf0", b"\x9f")]
+    ids = [next(i for i in range(256) if tokenizer.bytes.in_text[i] == byte) for byte in (b"\xf0", b"\x9f")]
 
     def read() -> None:
         text = Detokenizer(tokenizer, ids)
-        for at in range(size):
-            text.push(ids[at % 2])
+        for i in range(size):
+            text.push(ids[i % 2])
         text.finish()
 
     return read
 
 
 def _streamed(size: int, writer: Any, part: Any = TEXT) -> Work:
-    """A chunk for each token, and all of them whole at the end."""
+    """Write a chunk for each of `size` tokens."""
     text, params = talker().text, SamplingParams(max_tokens=4)
     reply = Reply(make_request(text, [1, 2, 3], params), params, text.tokenizer)
 
     def write() -> None:
-        for at in range(size):
-            reply.take([Token("r", 0, 4, at + 1, None)])
-            writer.pieces([reply], [(0, Piece(0, "a", (4,), part=part if part is TEXT else part(at)))])
+        for i in range(size):
+            reply.take([Token("r", 0, 4, i + 1, None)])
+            writer.pieces([reply], [(0, Piece(0, "a", (4,), part=part if part is TEXT else part(i)))])
 
     return write
 
@@ -207,22 +207,22 @@ def _usage_in_chunks(size: int) -> Work:
 @_reads("items_of_calls")
 def _items_of_calls(size: int) -> Work:
     writer = ItemsWriter("m", ResponseFields.model_validate({"input": "a"}))
-    return _streamed(size // 64, writer, lambda at: ToolCallPart(at, "id", "f"))
+    return _streamed(size // 64, writer, lambda i: ToolCallPart(i, "id", "f"))
 
 
 @_reads("blocks_of_calls")
 def _blocks_of_calls(size: int) -> Work:
-    return _streamed(size // 64, MessagesWriter("m"), lambda at: ToolCallPart(at, "id", "f"))
+    return _streamed(size // 64, MessagesWriter("m"), lambda i: ToolCallPart(i, "id", "f"))
 
 
-@_reads("stream_not_read", most=MAX_PENDING_BYTES // 64)
+@_reads("stream_not_read", max_bytes=MAX_PENDING_BYTES // 64)
 def _stream_not_read(size: int) -> Work:
-    """Of no more parts than a stream keeps: a call has several tokens."""
+    """A client that reads nothing: the stream buffers tool calls, up to its limit."""
 
     def fill() -> None:
         stream = Stream("r", lambda _: None)
-        for at in range(size):
-            stream.put([Piece(0, "a", (1,), part=ToolCallPart(at, "id", "f"))])
+        for i in range(size):
+            stream.put([Piece(0, "a", (1,), part=ToolCallPart(i, "id", "f"))])
         stream.take()
 
     return fill
@@ -231,75 +231,75 @@ def _stream_not_read(size: int) -> Work:
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
-def _body(value: object, *, is_whole: bool = True) -> Work:
+def _body(value: object, *, is_valid: bool = True) -> Work:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
 
     def read() -> None:
         try:
             parse_object(data)
         except ApiError:
-            if is_whole:
+            if is_valid:
                 raise
 
     return read
 
 
-@_reads("body_escapes", most=MAX_BODY_BYTES)
+@_reads("body_escapes", max_bytes=MAX_BODY_BYTES)
 def _body_escapes(size: int) -> Work:
     return _body(b'{"a": "' + b"\\\\\\u00e9" * (size // 8 - 2) + b'"}')
 
 
-@_reads("body_half_pairs", most=MAX_BODY_BYTES)
+@_reads("body_half_pairs", max_bytes=MAX_BODY_BYTES)
 def _body_half_pairs(size: int) -> Work:
-    return _body(b'{"a": "' + b"\\u00e9" * (size // 6 - 3) + b'\\ud83d"}', is_whole=False)
+    return _body(b'{"a": "' + b"\\u00e9" * (size // 6 - 3) + b'\\ud83d"}', is_valid=False)
 
 
-@_reads("body_numbers", most=MAX_BODY_BYTES)
+@_reads("body_numbers", max_bytes=MAX_BODY_BYTES)
 def _body_numbers(size: int) -> Work:
     return _body({"a": [1] * (size // 3 - 5)})
 
 
-@_reads("body_one_number", most=MAX_BODY_BYTES)
+@_reads("body_one_number", max_bytes=MAX_BODY_BYTES)
 def _body_one_number(size: int) -> Work:
     return _body(b'{"a": 0.' + b"9" * (size - 20) + b"}")
 
 
-@_reads("body_whole_number", most=MAX_BODY_BYTES)
+@_reads("body_whole_number", max_bytes=MAX_BODY_BYTES)
 def _body_whole_number(size: int) -> Work:
-    return _body(b'{"a": ' + b"9" * (size - 20) + b"}", is_whole=False)
+    return _body(b'{"a": ' + b"9" * (size - 20) + b"}", is_valid=False)
 
 
-@_reads("body_nesting", most=MAX_BODY_BYTES)
+@_reads("body_nesting", max_bytes=MAX_BODY_BYTES)
 def _body_nesting(size: int) -> Work:
-    return _body(b"[" * size, is_whole=False)
+    return _body(b"[" * size, is_valid=False)
 
 
-@_reads("body_lists", most=MAX_BODY_BYTES)
+@_reads("body_lists", max_bytes=MAX_BODY_BYTES)
 def _body_lists(size: int) -> Work:
     return _body({"a": [[[[["[" * 160]]]]] * (size // 192)})
 
 
-@_reads("body_keys", most=MAX_BODY_BYTES)
+@_reads("body_keys", max_bytes=MAX_BODY_BYTES)
 def _body_keys(size: int) -> Work:
-    return _body({f"k{at:08}": 1 for at in range(size // 16)})
+    return _body({f"k{i:08}": 1 for i in range(size // 16)})
 
 
-@_reads("body_open_text", most=MAX_BODY_BYTES)
+@_reads("body_open_text", max_bytes=MAX_BODY_BYTES)
 def _body_open_text(size: int) -> Work:
-    return _body(b'{"a":[' * 70 + b'"' * (size - 500), is_whole=False)
+    return _body(b'{"a":[' * 70 + b'"' * (size - 500), is_valid=False)
 
 
 def _fields(shape: type[Any], body: dict[str, Any]) -> Work:
     return lambda: parse_fields(shape, body)
 
 
-@_reads("chat_fields", most=MAX_BODY_BYTES)
+@_reads("chat_fields", max_bytes=MAX_BODY_BYTES)
 def _chat_fields(size: int) -> Work:
     part = {"type": "text", "text": ""}
     return _fields(ChatFields, {"messages": [{"role": "user", "content": [part] * (size // 32)}]})
 
 
-@_reads("completion_fields", most=MAX_BODY_BYTES)
+@_reads("completion_fields", max_bytes=MAX_BODY_BYTES)
 def _completion_fields(size: int) -> Work:
     ids = list(range(size // 7))
     fields = {"prompt": ids, "allowed_token_ids": ids, "stop_token_ids": ids}
@@ -314,7 +314,7 @@ def _completion_fields(size: int) -> Work:
     return read
 
 
-@_reads("response_items", most=MAX_BODY_BYTES)
+@_reads("response_items", max_bytes=MAX_BODY_BYTES)
 def _response_items(size: int) -> Work:
     item = {"role": "assistant", "content": "a" * 16}
     call = {"type": "function_call", "name": "f", "arguments": "{}"}
@@ -322,46 +322,46 @@ def _response_items(size: int) -> Work:
     return lambda: messages_of_items(fields, ImagePolicy(False))
 
 
-@_reads("message_turns", most=MAX_BODY_BYTES)
+@_reads("message_turns", max_bytes=MAX_BODY_BYTES)
 def _message_turns(size: int) -> Work:
     blocks = [{"type": "thinking", "thinking": "a"}, {"type": "text", "text": "b"}] * (size // 128)
     results = [{"type": "tool_result", "content": [{"type": "text", "text": "c"}]}] * (size // 128)
-    said = [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
-    fields = validated(MessagesFields, {"messages": said, "max_tokens": 1})
+    turns = [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+    fields = validated(MessagesFields, {"messages": turns, "max_tokens": 1})
     return lambda: messages_of_turns(fields, ImagePolicy(False))
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 
-@_reads("messages", most=MAX_BODY_BYTES)
+@_reads("messages", max_bytes=MAX_BODY_BYTES)
 def _messages(size: int) -> Work:
     function = {"name": "f", "arguments": json.dumps({"a": ["\\"] * 8})}
-    said: list[Any] = [{"role": "system", "content": "a"}] * (size // 64)
-    said += [{"role": "assistant", "content": None, "tool_calls": [{"id": "x", "function": function}]}] * (size // 128)
+    turns: list[Any] = [{"role": "system", "content": "a"}] * (size // 64)
+    turns += [{"role": "assistant", "content": None, "tool_calls": [{"id": "x", "function": function}]}] * (size // 128)
     support = TemplateSupport(needs_short_ids=True, has_late_system=False)
 
     def read() -> None:
-        num_text_bytes(said)
-        prepare_messages(canonical(said, support), wants_parts=False)
+        num_text_bytes(turns)
+        prepare_messages(canonical(turns, support), wants_parts=False)
 
     return read
 
 
 @_reads("marked_text")
 def _marked_text(size: int) -> Work:
-    """A template that replaces in what it has replaced."""
+    """A template that replaces text repeatedly."""
     text = mark("a b " * (size // 4), "m0")
     return lambda: text.replace("a", "x").replace(" ", "--").split("x")
 
 
-@_reads("marked_letters", most=1_000_000)
+@_reads("marked_letters", max_bytes=1_000_000)
 def _marked_letters(size: int) -> Work:
     text = mark("a b " * (size // 4)).replace("b", "c")
     return lambda: concat(letter for letter in text)
 
 
-@_reads("template_json", most=MAX_BODY_BYTES)
+@_reads("template_json", max_bytes=MAX_BODY_BYTES)
 def _template_json(size: int) -> Work:
     items = mark([{"name": "a", "text": "[" * 40}] * (size // 64), "t0")
     return lambda: to_json(items)
@@ -369,15 +369,15 @@ def _template_json(size: int) -> Work:
 
 @_reads("char_spans")
 def _char_spans(size: int) -> Work:
-    spans = tuple((at * 4, at * 4 + 2) for at in range(size // 4))
-    sources = tuple((start, stop, f"m{at % 7}") for at, (start, stop) in enumerate(spans))
+    spans = tuple((i * 4, i * 4 + 2) for i in range(size // 4))
+    sources = tuple((start, stop, f"m{i % 7}") for i, (start, stop) in enumerate(spans))
     rendered = Rendered("a" * size, spans, sources)
     return lambda: char_spans(rendered)
 
 
-@_reads("control_names", most=400_000)
+@_reads("control_names", max_bytes=400_000)
 def _control_names(size: int) -> Work:
-    """What clients write that a template would write itself; a text of more is refused by its tokens."""
+    """Names of control tokens in a client's text; a longer text is refused because of its number of tokens."""
     piece = "<|im_end|>\n<|im_start|>"
     text = piece * (size // len(piece))
     encoder = ChatTokenizer(byte_level_without_bound(), "<|im_end|><|im_start|>")
@@ -386,23 +386,23 @@ def _control_names(size: int) -> Work:
 
 
 def byte_level_without_bound() -> Tokenizer:
-    """A tokenizer that takes any length."""
+    """A tokenizer that accepts texts of any length."""
     return Tokenizer(byte_level().library, 1 << 30)
 
 
-@_reads("one_word", most=MAX_BODY_BYTES)
+@_reads("one_word", max_bytes=MAX_BODY_BYTES)
 def _one_word(size: int) -> Work:
     tokenizer = Tokenizer.from_files(smollm2_directory() / "tokenizer.json", 1 << 30)
     return lambda: tokenizer.encode("abcdefgh" * (size // 8), add_special_tokens=False)
 
 
-@_reads("stable_prefix", most=MAX_BODY_BYTES)
+@_reads("stable_prefix", max_bytes=MAX_BODY_BYTES)
 def _stable_prefix(size: int) -> Work:
-    """Lines that nearly are dates, times and ids."""
+    """Lines that are nearly dates, times and ids."""
     line = "1-" * 60 + "a" * 60 + ":1" * 60
-    listed = StablePrefix(["dates", "times", "ids", "a*b*"])
-    messages = [{"role": "system", "content": "\n".join([line[at:] for at in range(100)] * 5)}] * (size // 100_000 + 2)
-    return lambda: [listed.remove_lines([one]) for one in messages]
+    stable_prefix = StablePrefix(["dates", "times", "ids", "a*b*"])
+    messages = [{"role": "system", "content": "\n".join([line[i:] for i in range(100)] * 5)}] * (size // 100_000 + 2)
+    return lambda: [stable_prefix.remove_lines([message]) for message in messages]
 
 
 @_reads("fold")
@@ -411,12 +411,12 @@ def _fold(size: int) -> Work:
     return lambda: [fold(line) for _ in range(size // 510)]
 
 
-@_reads("prefix_guard", most=1 << 18)
+@_reads("prefix_guard", max_bytes=1 << 18)
 def _prefix_guard(size: int) -> Work:
-    """Prompts that differ at every few tokens."""
-    ours = packed([at % 50 for at in range(size // 4)])
-    theirs = packed([at % 50 if at % 40 else 99 for at in range(size // 4)])
-    return lambda: gaps_between(ours, theirs, 0)
+    """Prompts that differ in every 40th token."""
+    old = packed([i % 50 for i in range(size // 4)])
+    new = packed([i % 50 if i % 40 else 99 for i in range(size // 4)])
+    return lambda: gaps_between(old, new, 0)
 
 
 # -- grammars ----------------------------------------------------------------------------------------------------------
@@ -430,51 +430,51 @@ def _grammar(make: Work) -> Work:
     return read
 
 
-@_reads("gbnf", most=MAX_TEXT_BYTES)
+@_reads("gbnf", max_bytes=MAX_TEXT_BYTES)
 def _gbnf(size: int) -> Work:
     return _grammar(lambda: Grammar.gbnf("root ::= " + '"a" | ' * (size // 6 - 10) + '"b"'))
 
 
-@_reads("gbnf_backslashes", most=MAX_TEXT_BYTES)
+@_reads("gbnf_backslashes", max_bytes=MAX_TEXT_BYTES)
 def _gbnf_backslashes(size: int) -> Work:
     return _grammar(lambda: Grammar.gbnf('root ::= "' + "\\\\" * (size // 2 - 20) + '"'))
 
 
-@_reads("lark_brackets", most=MAX_TEXT_BYTES)
+@_reads("lark_brackets", max_bytes=MAX_TEXT_BYTES)
 def _lark_brackets(size: int) -> Work:
     return _grammar(lambda: Grammar.lark("start: " + "(" * (size // 2 - 10) + ")" * (size // 2 - 10)))
 
 
-@_reads("regex_text", most=MAX_TEXT_BYTES)
+@_reads("regex_text", max_bytes=MAX_TEXT_BYTES)
 def _regex_text(size: int) -> Work:
     return _grammar(lambda: Grammar.regex("(a|" * (size // 4) + ")" * (size // 4)))
 
 
-@_reads("choice", most=MAX_TEXT_BYTES)
+@_reads("choice", max_bytes=MAX_TEXT_BYTES)
 def _choice(size: int) -> Work:
-    return _grammar(lambda: Grammar.choice([f"c{at:06}" for at in range(size // 12)]))
+    return _grammar(lambda: Grammar.choice([f"c{i:06}" for i in range(size // 12)]))
 
 
-@_reads("schema_bounds", most=MAX_BODY_BYTES)
+@_reads("schema_bounds", max_bytes=MAX_BODY_BYTES)
 def _schema_bounds(size: int) -> Work:
     schema: Any = {"type": "array", "items": [{"type": "integer"}, {"enum": [1, 2]}] * (size // 64)}
     return lambda: bounded_schema(schema, "s")
 
 
-@_reads("tool_grammar", most=MAX_TEXT_BYTES)
+@_reads("tool_grammar", max_bytes=MAX_TEXT_BYTES)
 def _tool_grammar(size: int) -> Work:
-    properties = {f"p{at}": {"type": "string", "enum": ["a" * 16]} for at in range(8)}
+    properties = {f"p{i}": {"type": "string", "enum": ["a" * 16]} for i in range(8)}
     schema = Tool("t", "", {"type": "object", "properties": properties}).schema
-    tools = [CallableTool(f"t{at}", schema) for at in range(size // 256)]
-    marks = {f"<mark{at}>": at for at in range(500)}
+    tools = [CallableTool(f"t{i}", schema) for i in range(size // 256)]
+    marks = {f"<mark{i}>": i for i in range(500)}
     rules = AnswerRules(calls=ToolRules(TAGGED, tools), reasoning=THOUGHTS)
     return lambda: answer_grammar(rules, marks)
 
 
-# -- streams of servers ------------------------------------------------------------------------------------------------
+# -- streams of other servers ------------------------------------------------------------------------------------------
 
 
-def _fed(chunks: Sequence[bytes]) -> Work:
+def _feed_sse(chunks: Sequence[bytes]) -> Work:
     def read() -> None:
         reader = SseReader(4_000_000)
         for chunk in chunks:
@@ -483,23 +483,23 @@ def _fed(chunks: Sequence[bytes]) -> Work:
     return read
 
 
-@_reads("stream_line", most=4_000_000)
+@_reads("stream_line", max_bytes=4_000_000)
 def _stream_line(size: int) -> Work:
-    return _fed([b"data"] * (size // 4))
+    return _feed_sse([b"data"] * (size // 4))
 
 
 @_reads("stream_events")
 def _stream_events(size: int) -> Work:
-    return _fed([b"data: a\n\n" * 4096] * (size // 36_864 + 1))
+    return _feed_sse([b"data: a\n\n" * 4096] * (size // 36_864 + 1))
 
 
-@_reads("watched_lines", most=4_000_000)
+@_reads("watched_lines", max_bytes=4_000_000)
 def _watched_lines(size: int) -> Work:
-    return _fed([b"event: snapshot\n", *[b"data: a\n"] * (size // 8), b"\n"])
+    return _feed_sse([b"event: snapshot\n", *[b"data: a\n"] * (size // 8), b"\n"])
 
 
-def _member(chunks: Sequence[bytes]) -> Work:
-    """What a member of another project streams, up to its first lie."""
+def _feed_member(chunks: Sequence[bytes]) -> Work:
+    """The stream of a member that is not quire, up to its first error."""
 
     def read() -> None:
         stream = OpenAIStream((1, 2, 3), 49_152, None, 1 << 22)
@@ -513,16 +513,16 @@ def _member(chunks: Sequence[bytes]) -> Work:
 @_reads("member_tokens")
 def _member_tokens(size: int) -> Work:
     line = b'data: {"choices":[{"index":0,"token_ids":[1]}]}\n\n'
-    return _member([line] * (size // len(line)))
+    return _feed_member([line] * (size // len(line)))
 
 
-@_reads("member_line", most=MAX_LINE_BYTES)
+@_reads("member_line", max_bytes=MAX_LINE_BYTES)
 def _member_line(size: int) -> Work:
-    """One line that comes in small pieces and does not end."""
-    return _member([b"data: ", *[b"[[[["] * (size // 4 - 4)])
+    """One line without an end, in small pieces."""
+    return _feed_member([b"data: ", *[b"[[[["] * (size // 4 - 4)])
 
 
-@_reads("member_list", most=MAX_LINE_BYTES)
+@_reads("member_list", max_bytes=MAX_LINE_BYTES)
 def _member_list(size: int) -> Work:
     ids = b",".join([b"1"] * (size // 2 - 40))
-    return _member([b'data: {"choices":[{"index":0,"token_ids":[' + ids + b"]}]}\n\n"])
+    return _feed_member([b'data: {"choices":[{"index":0,"token_ids":[' + ids + b"]}]}\n\n"])

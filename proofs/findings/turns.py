@@ -1,7 +1,7 @@
-"""Findings: one key takes a model away from all others (A4). Three models and the memory of one, behind `quire serve`.
+"""Finding A4: one key keeps a model from all other keys. `quire serve` has three models, and memory for one at a time.
 
-One key attacks, another sends one-token chats at a steady rate, whether or not those before are answered. What each of
-them may take follows from what the server's models were at meanwhile, as its operator sees it.
+Each model in turn stays loaded for `turn_s` seconds while requests wait for another. One key attacks; the key "other"
+sends chats of one token at a steady rate. How long a chat may take follows from the states of the models meanwhile.
 """
 
 import asyncio
@@ -30,141 +30,141 @@ EACH_BYTES = 900_000_000
 PROMPT = "Once upon a time"
 STREAM_TOKENS = 1200
 LOOK_S = 0.05
-MOST_OPEN = 4
-"""Chats of the other key at once: their own crowd is not what is measured."""
+MAX_OPEN = 4
+"""Chats of the other key at once, at most, so that they hardly delay each other."""
 MARGIN_S = 0.5
-"""Of the end of a turn that is seen from outside."""
+"""How exactly we know the end of a turn, which we only poll."""
 TURN_MORE_S = 5.0
 HELD_S = 60.0
-HOLDING = (12, 24, 48, 64)
-"""Answers that hold a model at once."""
-TAKEN_S = 2.0
-LEAST_IN_TURN = 5
-"""Chats that find the model in its turn, beside each attack; it takes longer where loads are slow."""
+NUM_HOLDING = (12, 24, 48, 64)
+"""How many answers keep a model loaded at once; tried in this order."""
+MAX_TAKEN_S = 2.0
+MIN_IN_TURN = 5
+"""How many chats beside each attack must come during their model's turn; where loads are slow, attacks last longer."""
 SET_ASIDE = re.compile(r"was unloaded; (\d+) requests wait until it is loaded again")
 
 
 @section("models that one key takes from others")
-def taken(proof: Proof) -> None:
-    """A stream and another model, alternation, cancel and repeat, three models."""
+def prove_model_taken(proof: Proof) -> None:
+    """Send one-token chats beside each of four attacks."""
     turn_s, seconds = proof.sized(quick=5.0, full=30.0), proof.sized(quick=30.0, full=125.0)
     over_alone: list[float] = []
     over_bound: list[float] = []
-    with serving(proof.folder, turn_s) as world, world.watched():
+    with serving(proof.folder, turn_s) as world, world.record_states():
         alone_text = asyncio.run(world.answer("other", NAMES[0], STREAM_TOKENS))
-        alone = p95(asyncio.run(world.probes(10)))
-        say(f"    alone p95 {alone:.2f} s")
+        alone_s = p95(asyncio.run(world.probe_times(10)))
+        say(f"    alone p95 {alone_s:.2f} s")
         for attack in (stream_and_ask, alternate, cancel_and_repeat, three_models):
-            begun = len(world.probed)
-            asyncio.run(world.beside(attack, seconds))
-            probed = world.probed[begun:]
-            in_turn = [one.seconds for one in probed if world.is_in_turn(one)]
-            rest = [one.seconds - world.bound_s(one, alone) for one in probed if not world.is_in_turn(one)]
-            over_alone.append((p95(in_turn) if in_turn else alone) - alone)
-            over_bound.append(p95(rest) if rest else 0.0)
-            longest_s = max(one.seconds for one in probed)
-            say(f"    {attack.__name__}: {len(in_turn)} chats in a turn, p95 {over_alone[-1]:+.2f} s over alone")
-            say(f"    {len(rest)} others, p95 {over_bound[-1]:+.2f} s over their bound; one took {longest_s:.1f} s")
-    begun, unequal = world.compared(alone_text)
-    proof.at_least("model_chats", len(world.probed), proof.sized(quick=30, full=100))
+            num_before = len(world.probes)
+            asyncio.run(world.probe_beside(attack, seconds))
+            probes = world.probes[num_before:]
+            in_turn_s = [probe.seconds for probe in probes if world.is_in_turn(probe)]
+            rest_s = [probe.seconds - world.bound_s(probe, alone_s) for probe in probes if not world.is_in_turn(probe)]
+            over_alone.append((p95(in_turn_s) if in_turn_s else alone_s) - alone_s)
+            over_bound.append(p95(rest_s) if rest_s else 0.0)
+            longest_s = max(probe.seconds for probe in probes)
+            say(f"    {attack.__name__}: {len(in_turn_s)} chats in a turn, p95 {over_alone[-1]:+.2f} s over alone")
+            say(f"    {len(rest_s)} others, p95 {over_bound[-1]:+.2f} s over their bound; at most {longest_s:.1f} s")
+    num_streams, num_unequal = world.compare_streams(alone_text)
+    proof.at_least("model_chats", len(world.probes), proof.sized(quick=30, full=100))
     proof.at_least(
-        "model_chats_in_turn", sum(map(world.is_in_turn, world.probed)), proof.sized(quick=LEAST_IN_TURN, full=60)
+        "model_chats_in_turn", sum(map(world.is_in_turn, world.probes)), proof.sized(quick=MIN_IN_TURN, full=60)
     )
     proof.equals("model_chats_failed", world.num_failed, 0, "of the other key")
-    proof.at_most("model_taken_s", max(over_alone), TAKEN_S, "p95 over alone, the model loaded and in its turn")
+    proof.at_most("model_taken_s", max(over_alone), MAX_TAKEN_S, "p95 over alone, the model loaded and in its turn")
     proof.at_most("model_wait_over_s", max(over_bound), 0.0, "p95 over its own load and the turns before it")
     proof.at_least("model_set_aside", world.num_set_aside(), 2, "answers")
-    proof.report("model_streams", begun, "that were read")
-    proof.equals("model_taken_unequal", unequal, 0, "of those, went on otherwise than alone")
+    proof.report("model_streams", num_streams, "with text")
+    proof.equals("model_taken_unequal", num_unequal, 0, "streams whose text differs from that without an attack")
 
 
 @section("answers that hold a model")
-def held(proof: Proof) -> None:
-    """A third key's answers hold the model that the attacker's wish sends away; they end as alone, once it is back."""
-    with serving(proof.folder, proof.sized(quick=2.0, full=30.0)) as world, world.watched():
+def prove_model_held(proof: Proof) -> None:
+    """A third key's answers hold a model, which is unloaded for the attacker; once it is loaded again, they go on."""
+    with serving(proof.folder, proof.sized(quick=2.0, full=30.0)) as world, world.record_states():
         alone_text = asyncio.run(world.answer("other", NAMES[0], STREAM_TOKENS))
 
-        async def scene(num_streams: int) -> float:
+        async def wait_s(num_streams: int) -> float:
             streams = [asyncio.ensure_future(world.stream("holder", NAMES[0])) for _ in range(num_streams)]
             await asyncio.sleep(world.turn_s)
-            begun_s = time.monotonic()
-            await world.answer("tight", NAMES[1], 1)
-            taken_s = time.monotonic() - begun_s
+            start_s = time.monotonic()
+            await world.answer("tight", NAMES[1], max_tokens=1)
+            answer_s = time.monotonic() - start_s
             await asyncio.gather(*streams)
-            return taken_s
+            return answer_s
 
-        for num_streams in HOLDING:  # until answers last longer than they may hold a model
-            waited_s = asyncio.run(scene(num_streams))
+        for num_streams in NUM_HOLDING:  # until answers last longer than they may keep a model loaded
+            waited_s = asyncio.run(wait_s(num_streams))
             if world.num_set_aside():
                 break
-    ended = ["".join(texts) for texts in world.streamed]
-    proof.report("model_held_wait_s", waited_s, "for a model whose room answers held")
-    proof.at_most("model_held_over_s", waited_s - world.bound_of_others_s(), 0.0, "over its load, a turn and 60 s")
+    texts = ["".join(pieces) for pieces in world.streamed]
+    proof.report("model_held_wait_s", waited_s, "for a model, while answers kept another one loaded")
+    proof.at_most("model_held_over_s", waited_s - world.bound_of_others_s(), 0.0, "over two loads, a turn and 60 s")
     proof.at_least("model_held_set_aside", world.num_set_aside(), 1, "answers")
-    proof.equals("model_held_unequal", sum(one != alone_text for one in ended), 0, f"of {len(ended)}, all of the text")
+    proof.equals("model_held_unequal", sum(text != alone_text for text in texts), 0, f"of {len(texts)}, whole texts")
 
 
-# -- a server, looked at -----------------------------------------------------------------------------------------------
+# -- a server and the states of its models -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One chat of one token."""
 
-    begun_s: float
-    ended_s: float
+    start_s: float
+    end_s: float
 
     @property
     def seconds(self) -> float:
-        return self.ended_s - self.begun_s
+        return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A model was in one state."""
+    """A time in which a model was in one state."""
 
     name: str
     state: str
-    begun_s: float
-    ended_s: float
+    start_s: float
+    end_s: float
 
     def overlaps(self, probe: Probe) -> bool:
-        return self.begun_s < probe.ended_s and self.ended_s > probe.begun_s
+        return self.start_s < probe.end_s and self.end_s > probe.start_s
 
 
 @dataclass
 class World:
-    """A server, its keys, what its models were at and what became of its clients."""
+    """A server and its keys, the states of its models, and the outcomes of its clients' requests."""
 
     server: Server
     turn_s: float
     secrets: dict[str, str]
     periods: list[Period] = field(default_factory=list)
     current: dict[str, tuple[str, float]] = field(default_factory=dict)
-    probed: list[Probe] = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
     num_failed: int = 0
     streamed: list[list[str]] = field(default_factory=list)
-    """The texts of each answer that was streamed, some of which are cut off in the end."""
+    """The pieces of text of each streamed answer; some answers were cancelled before their end."""
 
-    # -- what its models were at
+    # -- states of the models
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Beside what is done meanwhile."""
-        over = threading.Event()
+    def record_states(self) -> Iterator[None]:
+        """Record the states of the models while the block runs."""
+        is_over = threading.Event()
 
         def look() -> None:
-            while not over.wait(LOOK_S):
-                told, now_s = self.server.admin("/stats")["models"], time.monotonic()
-                for one in told:
-                    self._note(one["name"], one["state"], now_s)
+            while not is_over.wait(LOOK_S):
+                models, now_s = self.server.admin("/stats")["models"], time.monotonic()
+                for model in models:
+                    self._note(model["name"], model["state"], now_s)
 
         thread = threading.Thread(target=look)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            is_over.set()
             thread.join()
             for name in [*self.current]:
                 self._note(name, "ended", time.monotonic())
@@ -177,44 +177,44 @@ class World:
             self.current[name] = state, now_s
 
     def all_periods(self) -> list[Period]:
-        """Those that have not ended as well."""
+        """All periods, including those that have not ended."""
         now_s = time.monotonic()
-        return [*self.periods, *(Period(name, *of, now_s) for name, of in self.current.items())]
+        return [*self.periods, *(Period(name, *state, now_s) for name, state in self.current.items())]
 
     def is_in_turn(self, probe: Probe) -> bool:
-        """It was sent while the model it asks was there, or should have been: within a turn that this key has used."""
-        here = [one for one in self.all_periods() if one.name == NAMES[0] and one.state in ("ready", "busy")]
-        turns = [one for one in here if one.begun_s <= probe.begun_s <= one.begun_s + self.turn_s - MARGIN_S]
-        return any(probe.begun_s <= one.ended_s or self._has_used(one, probe.begun_s) for one in turns)
+        """Whether the probe came while its model was loaded, or should have been: in a turn that the key has used."""
+        loaded = [one for one in self.all_periods() if one.name == NAMES[0] and one.state in ("ready", "busy")]
+        turns = [turn for turn in loaded if turn.start_s <= probe.start_s <= turn.start_s + self.turn_s - MARGIN_S]
+        return any(probe.start_s <= turn.end_s or self._has_used(turn, probe.start_s) for turn in turns)
 
     def _has_used(self, turn: Period, before_s: float) -> bool:
-        return any(turn.begun_s <= one.ended_s <= before_s for one in self.probed)
+        return any(turn.start_s <= probe.end_s <= before_s for probe in self.probes)
 
     def bound_s(self, probe: Probe, alone_s: float) -> float:
-        """What a chat may take whose model was away, or beyond its turn."""
-        around = [one for one in self.all_periods() if one.overlaps(probe)]
-        own_s = sum(one.ended_s - one.begun_s for one in around if (one.name, one.state) == (NAMES[0], "loading"))
-        return alone_s + max(own_s + self._turns_s(around), TAKEN_S)
+        """How long a chat may take whose model was not loaded, or beyond its turn."""
+        periods = [one for one in self.all_periods() if one.overlaps(probe)]
+        load_s = sum(one.end_s - one.start_s for one in periods if (one.name, one.state) == (NAMES[0], "loading"))
+        return alone_s + max(load_s + self._turns_s(periods), MAX_TAKEN_S)
 
     def bound_of_others_s(self) -> float:
-        """The longest that any request may have waited so far."""
-        loads_s = [one.ended_s - one.begun_s for one in self.all_periods() if one.state == "loading"]
+        """How long any request may have waited so far, at most."""
+        loads_s = [one.end_s - one.start_s for one in self.all_periods() if one.state == "loading"]
         return 2 * max(loads_s) + self.turn_s + TURN_MORE_S + HELD_S
 
-    def _turns_s(self, around: list[Period]) -> float:
-        turns = [one for one in around if one.name != NAMES[0] and one.state in ("ready", "busy")]
-        loads_s = {one.name: one.ended_s - one.begun_s for one in self.all_periods() if one.state == "loading"}
-        holds = [one for one in around if one.state == "unloading" and one.ended_s - one.begun_s > TAKEN_S]
-        return sum(loads_s.get(one.name, 0.0) + self.turn_s + TURN_MORE_S for one in turns) + HELD_S * len(holds)
+    def _turns_s(self, periods: list[Period]) -> float:
+        turns = [one for one in periods if one.name != NAMES[0] and one.state in ("ready", "busy")]
+        loads_s = {one.name: one.end_s - one.start_s for one in self.all_periods() if one.state == "loading"}
+        holds = [one for one in periods if one.state == "unloading" and one.end_s - one.start_s > MAX_TAKEN_S]
+        return sum(loads_s.get(turn.name, 0.0) + self.turn_s + TURN_MORE_S for turn in turns) + HELD_S * len(holds)
 
     def num_set_aside(self) -> int:
-        """Answers, over all times."""
-        return sum(int(found[1]) for line in self.server.lines if (found := SET_ASIDE.search(line)))
+        """How many answers were interrupted when a model was unloaded, to go on once it is loaded again."""
+        return sum(int(match[1]) for line in self.server.lines if (match := SET_ASIDE.search(line)))
 
-    def compared(self, alone_text: str) -> tuple[int, int]:
-        """Streams that said something, and those of them that are not the beginning of what is said alone."""
-        begun = ["".join(texts) for texts in self.streamed if texts]
-        return len(begun), sum(not alone_text.startswith(text) for text in begun)
+    def compare_streams(self, alone_text: str) -> tuple[int, int]:
+        """The number of streams with text, and of those whose text is not a beginning of `alone_text`."""
+        texts = ["".join(pieces) for pieces in self.streamed if pieces]
+        return len(texts), sum(not alone_text.startswith(text) for text in texts)
 
     # -- its clients
 
@@ -226,50 +226,50 @@ class World:
             return response.status, await response.json()
 
     async def answer(self, key: str, model: str, max_tokens: int) -> str:
-        status, told = await self.ask(key, model, max_tokens)
+        status, body = await self.ask(key, model, max_tokens)
         if status != 200:
-            raise RuntimeError(f"{status} {told}")
-        return str(told["choices"][0]["text"])
+            raise RuntimeError(f"expected status 200, got {status}: {body}")
+        return str(body["choices"][0]["text"])
 
     async def stream(self, key: str, model: str) -> None:
-        """A long answer, read to its end; one that is refused counts for nothing."""
-        texts: list[str] = []
-        self.streamed.append(texts)
+        """Read a long answer to its end; a refusal is ignored."""
+        pieces: list[str] = []
+        self.streamed.append(pieces)
         body = _body(model, STREAM_TOKENS) | {"stream": True}
         async with self.session(key) as session, session.post(self.url, json=body) as response:
             if response.status != 200:
                 return
             async for line in response.content:
                 if line.startswith(b"data: {"):
-                    told = json.loads(line.removeprefix(b"data: "))
-                    texts += [choice["text"] for choice in told.get("choices", [{"text": f"broke: {told}"}])]
+                    chunk = json.loads(line.removeprefix(b"data: "))
+                    pieces += [choice["text"] for choice in chunk.get("choices", [{"text": f"broke: {chunk}"}])]
 
     async def probe(self) -> float:
-        begun_s = time.monotonic()
-        status, told = await self.ask("other", NAMES[0], 1)
+        start_s = time.monotonic()
+        status, body = await self.ask("other", NAMES[0], max_tokens=1)
         if status != 200:
-            say(f"    the other key: {status} {told}")
+            say(f"    the other key: {status} {body}")
             self.num_failed += 1
-        self.probed.append(Probe(begun_s, time.monotonic()))
-        return self.probed[-1].seconds
+        self.probes.append(Probe(start_s, time.monotonic()))
+        return self.probes[-1].seconds
 
-    async def probes(self, count: int) -> list[float]:
-        """One after the other."""
+    async def probe_times(self, count: int) -> list[float]:
+        """Send probes one after the other; returns their seconds."""
         return [await self.probe() for _ in range(count)]
 
-    async def beside(self, attack: "Attack", seconds: float) -> None:
-        """Probes beside an attack, twice as long where loads are slow."""
-        attacking, begun, begun_s = asyncio.ensure_future(attack(self)), len(self.probed), time.monotonic()
-        probing: list[asyncio.Future[float]] = []
-        while (passed_s := time.monotonic() - begun_s) < 2 * seconds:
-            if passed_s > seconds and sum(map(self.is_in_turn, self.probed[begun:])) >= LEAST_IN_TURN:
+    async def probe_beside(self, attack: "Attack", seconds: float) -> None:
+        """Send probes beside an attack, for up to twice as long where loads are slow."""
+        attack_task, num_before, start_s = asyncio.ensure_future(attack(self)), len(self.probes), time.monotonic()
+        tasks: list[asyncio.Future[float]] = []
+        while (passed_s := time.monotonic() - start_s) < 2 * seconds:
+            if passed_s > seconds and sum(map(self.is_in_turn, self.probes[num_before:])) >= MIN_IN_TURN:
                 break
-            if sum(not one.done() for one in probing) < MOST_OPEN:
-                probing.append(asyncio.ensure_future(self.probe()))
+            if sum(not task.done() for task in tasks) < MAX_OPEN:
+                tasks.append(asyncio.ensure_future(self.probe()))
             await asyncio.sleep(1.0)
-        await asyncio.gather(*probing)
-        attacking.cancel()
-        await asyncio.gather(attacking, return_exceptions=True)
+        await asyncio.gather(*tasks)
+        attack_task.cancel()
+        await asyncio.gather(attack_task, return_exceptions=True)
 
     @property
     def url(self) -> str:
@@ -282,7 +282,7 @@ def _body(model: str, max_tokens: int) -> dict[str, Any]:
 
 @contextmanager
 def serving(folder: Path, turn_s: float) -> Iterator[World]:
-    """Three models, the memory of one, three keys."""
+    """A server with three models, memory for one of them, and three keys."""
     lines = [f'memory = "{int(EACH_BYTES * 1.5)}"', "max_model_len = 2048", f"turn_s = {turn_s}"]
     for name in NAMES:
         lines += [f"[models.{name}]", f'model = "{smollm2_file()}"', f'memory = "{EACH_BYTES}"']
@@ -302,11 +302,11 @@ def p95(values: list[float]) -> float:
 # -- attacks -----------------------------------------------------------------------------------------------------------
 
 Attack = Callable[[World], Awaitable[None]]
-"""Goes on until it is cancelled."""
+"""Runs until it is cancelled."""
 
 
 async def stream_and_ask(world: World) -> None:
-    """A long answer of one model, then one token of another."""
+    """Begin a long answer of one model, then request one token of another model."""
     while True:
         async with asyncio.TaskGroup() as group:
             group.create_task(world.stream("tight", NAMES[0]))
@@ -315,13 +315,13 @@ async def stream_and_ask(world: World) -> None:
 
 
 async def alternate(world: World) -> None:
-    """One model, the other, and again."""
+    """Request one token of one model, then one of another, and so on."""
     for name in cycle(NAMES[:2]):
         await _paused_ask(world, name)
 
 
 async def cancel_and_repeat(world: World) -> None:
-    """Ask for another model, leave, and again, beside streams of the first."""
+    """Request another model and cancel, over and over, beside streams of the first model."""
 
     async def streams() -> None:
         while True:
@@ -337,18 +337,18 @@ async def cancel_and_repeat(world: World) -> None:
 
 
 async def three_models(world: World) -> None:
-    """A stream of each of three, over and over."""
+    """Read streams of each of three models, over and over."""
 
-    async def of(name: str) -> None:
+    async def streams_of(name: str) -> None:
         while True:
             await world.stream("tight", name)
             await asyncio.sleep(0.2)
 
-    await asyncio.gather(*map(of, NAMES))
+    await asyncio.gather(*map(streams_of, NAMES))
 
 
 async def _paused_ask(world: World, model: str) -> None:
-    """One token; after a refusal, a second of nothing."""
-    status, _ = await world.ask("tight", model, 1)
+    """Request one token; after a refusal, wait for a second."""
+    status, _ = await world.ask("tight", model, max_tokens=1)
     if status != 200:
         await asyncio.sleep(1.0)

@@ -1,18 +1,18 @@
 """Section `computed_after_end`: how much of an answer is computed after it has ended.
 
-A real `quire serve`, asked over HTTP for several answers with stop strings. What was computed is the worker's own
-count of tokens fed to its steps (`num_step_tokens` of the admin socket's `/stats`: over all steps and all workers). Of
-that, a request owes its prompt less what was cached; each answer but the first owes the prompt's last token once more,
-because every answer samples from it for itself; and each answer owes every token it shows but the last, which nobody
-needs to feed. All else was computed after an answer had ended:
+A real `quire serve` computes several answers with stop strings. The worker counts the tokens fed to its steps
+(`num_step_tokens` of the admin socket's `/stats`: over all steps and all workers). Of these tokens a request needs its
+prompt without the cached part; each answer but the first needs the prompt's last token once more, because every answer
+samples from it; and each answer needs every token it shows but the last, which is never fed. All other tokens were
+computed after an answer had ended:
 
     late = computed - (prompt - cached) - (answers - 1) - (shown - answers)
 
-Requests of eight answers, of two kinds in turn. In the first, one answer has a stop string that no other meets: `late`
-is that answer's own. In the second, several answers meet stop strings at several places: `late` is shared by those
-that a stop string ended. The texts to stop at come from the same request without stop strings: the same seed gives the
-same answers. The real model is asked one request at a time, so that counts are its own; an oracle, with steps of 30 ms,
-eight at a time, so that 64 answers run at once.
+Requests have eight answers and are of two kinds in turn. In the first kind, only one answer contains the stop string:
+`late` belongs to that answer. In the second kind, several answers contain stop strings in several places: `late` is
+divided by their number. The stop strings are pieces of the answers to the same request without stop strings: the same
+seed gives the same answers. The real model gets one request at a time; an *oracle*, a simulated model whose steps take
+30 ms, gets eight at a time, so that 64 answers run at once.
 """
 
 import json
@@ -44,7 +44,7 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one server is asked."""
+    """The model and the load of one server."""
 
     model: str
     max_tokens: int
@@ -63,7 +63,7 @@ class Question:
 
 @dataclass(slots=True)
 class Late:
-    """Tokens computed after an end: of the one answer it was the only one of, and for each of several."""
+    """Tokens computed after an end: of the one answer that was stopped, and the mean where several were stopped."""
 
     alone: list[int] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Late:
 
 
 class Requester:
-    """Asks one server, and looks at its worker's count before and after."""
+    """Sends requests to one server, and reads its worker's count before and after."""
 
     def __init__(self, server: Server, shape: Shape, dice: Random) -> None:
         self._server = server
@@ -83,36 +83,36 @@ class Requester:
         self._dice = dice
         self.late = Late()
 
-    def all(self) -> Late:
-        """Every request of the shape, twice: to see its answers, and with stop strings taken from them."""
+    def run(self) -> Late:
+        """Send each request of the shape twice: without stop strings, then with stop strings taken from its answers."""
         with ThreadPoolExecutor(self._shape.num_at_once) as pool:
-            for at in range(0, self._shape.num_requests, self._shape.num_at_once):
-                numbers = range(at, at + self._shape.num_at_once)
+            for first in range(0, self._shape.num_requests, self._shape.num_at_once):
+                numbers = range(first, first + self._shape.num_at_once)
                 plain = [self._question(number) for number in numbers]
                 answers = list(pool.map(self._ask, plain))
-                stopped = [
-                    replace(one, stops=self._stops(number, told))
-                    for number, one, told in zip(numbers, plain, answers, strict=True)
+                with_stops = [
+                    replace(question, stops=self._stops(number, answer))
+                    for number, question, answer in zip(numbers, plain, answers, strict=True)
                 ]
-                self._measure(pool, [one for one in stopped if one.stops])
+                self._measure(pool, [question for question in with_stops if question.stops])
         return self.late
 
     def _question(self, number: int) -> Question:
         prompt = f"{self._dice.getrandbits(24):x} {PROMPTS[number % len(PROMPTS)]}"
         return Question(prompt, self._dice.getrandbits(31))
 
-    def _stops(self, number: int, told: Any) -> tuple[str, ...]:
-        texts = [choice["text"] for choice in told["choices"]]
+    def _stops(self, number: int, answer: Any) -> tuple[str, ...]:
+        texts = [choice["text"] for choice in answer["choices"]]
         return _unique_stop(texts, self._dice) if number % 2 else _common_stops(texts, self._dice)
 
     def _measure(self, pool: ThreadPoolExecutor, questions: list[Question]) -> None:
-        before = self._num_computed()
-        told = list(pool.map(self._ask, questions))
-        late = self._num_computed() - before - sum(_num_owed(one["usage"]) for one in told)
-        choices = [choice for one in told for choice in one["choices"]]
+        num_before = self._num_computed()
+        answers = list(pool.map(self._ask, questions))
+        late = self._num_computed() - num_before - sum(_num_needed(answer["usage"]) for answer in answers)
+        choices = [choice for answer in answers for choice in answer["choices"]]
         num_ends = sum(choice["finish_reason"] == "stop" and bool(choice["stop_reason"]) for choice in choices)
         if late < 0 or num_ends < len(questions):
-            raise RuntimeError(f"{late} tokens late for {num_ends} of {len(choices)} answers: {told}")
+            raise RuntimeError(f"{late} tokens late for {num_ends} of {len(choices)} answers: {answers}")
         self.late.num_ends += num_ends
         if num_ends == 1:
             self.late.alone.append(late)
@@ -127,20 +127,20 @@ class Requester:
             "POST", "/v1/completions", json.dumps({**body, "ignore_eos": True}), {"content-type": "application/json"}
         )
         response = connection.getresponse()
-        told = json.loads(response.read())
+        answer = json.loads(response.read())
         connection.close()
         if response.status != 200:
-            raise RuntimeError(f"{response.status}: {told}")
-        return told
+            raise RuntimeError(f"expected status 200, got {response.status}: {answer}")
+        return answer
 
     def _num_computed(self) -> int:
         return sum(int(model["engine"]["num_step_tokens"]) for model in self._server.admin("/stats")["models"])
 
 
-def _num_owed(usage: dict[str, Any]) -> int:
+def _num_needed(usage: dict[str, Any]) -> int:
     num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    num_owed: int = usage["prompt_tokens"] - num_cached + usage["completion_tokens"] - 1
-    return num_owed
+    num_needed: int = usage["prompt_tokens"] - num_cached + usage["completion_tokens"] - 1
+    return num_needed
 
 
 def _piece(text: str, dice: Random) -> str:
@@ -150,7 +150,7 @@ def _piece(text: str, dice: Random) -> str:
 
 
 def _unique_stop(texts: list[str], dice: Random) -> tuple[str, ...]:
-    """What ends one answer alone; nothing if the dice find none."""
+    """A piece that only one of the texts contains; nothing if 50 random pieces have none."""
     for _ in range(50):
         piece = _piece(dice.choice(texts), dice)
         if sum(piece in text for text in texts) == 1:
@@ -159,13 +159,13 @@ def _unique_stop(texts: list[str], dice: Random) -> tuple[str, ...]:
 
 
 def _common_stops(texts: list[str], dice: Random) -> tuple[str, ...]:
-    """What ends several answers, each somewhere else."""
+    """Pieces of several texts, which end these answers in different places."""
     return tuple({_piece(text, dice) for text in dice.sample(texts, NUM_STOPS)} - {""})
 
 
 @section("computed after end")
 def computed_after_end(proof: Proof) -> None:
-    """The real model with eight answers, and an oracle with eight times as many at once."""
+    """The real model with 8 answers at once, and an oracle with 64."""
     dice = Random(7)
     model = smollm2_directory()
     with TemporaryDirectory(prefix="quire-findings-") as name:
@@ -174,11 +174,11 @@ def computed_after_end(proof: Proof) -> None:
         shape = Shape(model.name, 32, proof.sized(quick=4, full=60), 1)
         words = (str(model), "--memory", "4GiB", "--max-model-len", "1024")
         with started(folder, *words, module="quire serve") as server:
-            real = Requester(server, shape, dice).all()
+            real = Requester(server, shape, dice).run()
         shape = Shape("oracle", 60, proof.sized(quick=24, full=400), 8)
         with started(folder, "--step-s", "0.03", "--running", "64") as server:
-            many = Requester(server, shape, dice).all()
-    say(f"  of one answer alone {sorted(real.alone)} and {sorted(many.alone)}")
+            many = Requester(server, shape, dice).run()
+    say(f"  where one answer was stopped: {sorted(real.alone)}, of 64 at once {sorted(many.alone)}")
     _report(proof, "computed_after_end", real)
     _report(proof, "computed_after_end_many", many)
 

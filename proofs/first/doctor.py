@@ -1,7 +1,7 @@
-"""`quire doctor` on machines that were made up: faults that are really there, and names that must not be told.
+"""`quire doctor` on simulated machines: it must name injected faults, and its report must not contain private data.
 
-Each run is a process in a file system, and where need be under a host name, of its own: files of the system are covered
-by others, so that the doctor reads what a machine like that would say.
+Each run is a process in its own mount namespace, some with their own host name: system files are covered by bind
+mounts, so that the doctor reads the files of such a machine.
 """
 
 import shlex
@@ -24,23 +24,23 @@ NATIVE = "import quire._native as n; print(n.__file__)"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong that the doctor has a name for."""
+    """A problem of the machine that the doctor reports by this name."""
 
     name: str
     plant: str
-    """Shell commands in a file system of the process's own, before it is run. {work} is a folder."""
+    """Shell commands that cause it, run in the mount namespace before the doctor. {work} is a folder."""
     variables: tuple[tuple[str, str], ...] = ()
-    before: str = ""
-    """What the command is run by."""
+    prefix: str = ""
+    """A command prefix that runs the doctor."""
 
 
-def _covered(path: str, text: str) -> str:
+def _cover_file(path: str, text: str) -> str:
     return f"printf {shlex.quote(text)} > {{work}}/covered && mount --bind {{work}}/covered {path}"
 
 
-def _meminfo(**changed: int) -> str:
-    """The system's own with some lines changed."""
-    edits = " ".join(f"-e 's/^{name}:.*/{name}: {value} kB/'" for name, value in changed.items())
+def _meminfo(**values: int) -> str:
+    """Return commands that cover /proc/meminfo by a copy with some changed lines."""
+    edits = " ".join(f"-e 's/^{name}:.*/{name}: {value} kB/'" for name, value in values.items())
     return f"sed {edits} /proc/meminfo > {{work}}/covered && mount --bind {{work}}/covered /proc/meminfo"
 
 
@@ -51,7 +51,7 @@ CGROUP = (
     "echo '31 22 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw' > {{work}}/mounts && "
     "mount --bind {{work}}/mounts /proc/$$/mountinfo"
 )
-"""The process stays the same when it becomes the doctor."""
+"""`$$` is the shell, whose process id the doctor keeps, because `exec` starts it."""
 FAULTS = (
     Fault("keys-readable", "printf '{{}}' > {work}/keys.json && chmod 644 {work}/keys.json",
           (("QUIRE_KEYS_FILE", "{work}/keys.json"),)),
@@ -62,8 +62,8 @@ FAULTS = (
     Fault("temporary-folder", "mkdir -p {work}/" + "x" * 90, (("TMPDIR", "{work}/" + "x" * 90),)),
     Fault("open-files", "ulimit -Sn 1000 && ulimit -Hn 1000"),
     Fault("few-threads", "true", (("OMP_NUM_THREADS", "1"),)),
-    Fault("fewer-cpus", "true", before="taskset -c 0"),
-    Fault("huge-pages", _covered("/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")),
+    Fault("fewer-cpus", "true", prefix="taskset -c 0"),
+    Fault("huge-pages", _cover_file("/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")),
     Fault("powersave", f"mount -t tmpfs tmpfs {CPU} && mkdir {CPU}/cpufreq "
           f"&& echo powersave > {CPU}/cpufreq/scaling_governor"),
     Fault("swapping", _meminfo(SwapTotal=8_000_000, SwapFree=1_000_000)),
@@ -76,35 +76,35 @@ FAULTS = (
 
 @section("doctor: faults")
 def faults(proof: Proof) -> None:
-    """Each planted, and looked for by its name; none of them is there without."""
+    """Inject each fault: the doctor must name it, and must not name it without the fault."""
     native = subprocess.run([sys.executable, "-c", NATIVE], capture_output=True, text=True, check=True).stdout.strip()
-    sound = _told(_run(proof.folder / "sound", Fault("", "true"), free_port(), native))
-    missed = []
-    with _listening() as taken:
-        told = _told(_run(proof.folder / "port", Fault("port-taken", "true"), taken, native))
-        missed += [] if "port-taken" in told else ["port-taken"]
-    for one in FAULTS:
-        told = _told(_run(proof.folder / one.name, one, free_port(), native))
-        if one.name not in told or one.name in sound:
-            missed.append(one.name)
-            say(f"    {one.name}: it said {told}; without it {sound}")
-    proof.at_least("doctor_faults", len(FAULTS) + 1, 12, "that were planted")
-    proof.equals("doctor_wrong", len(missed), 0, "that it did not name, or named without them")
+    sound = _problems(_run(proof.folder / "sound", Fault("", "true"), free_port(), native))
+    wrong = []
+    with _occupied_port() as port:
+        problems = _problems(_run(proof.folder / "port", Fault("port-taken", "true"), port, native))
+        wrong += [] if "port-taken" in problems else ["port-taken"]
+    for fault in FAULTS:
+        problems = _problems(_run(proof.folder / fault.name, fault, free_port(), native))
+        if fault.name not in problems or fault.name in sound:
+            wrong.append(fault.name)
+            say(f"    {fault.name}: reported {problems}; without the fault {sound}")
+    proof.at_least("doctor_faults", len(FAULTS) + 1, 12, "injected faults")
+    proof.equals("doctor_wrong", len(wrong), 0, "faults not named, or named without being injected")
 
 
 @section("doctor: what is pasted")
 def pasted(proof: Proof) -> None:
-    """Names, paths and keys of made-up people, looked for in the block that is pasted into a report."""
-    count, leaked = proof.sized(quick=6, full=50), 0
-    for at in range(count):
-        secrets = Secrets.drawn(Random(proof.random.getrandbits(64)))
-        block = _block(_run_as(proof.folder / f"somebody-{at}", secrets))
-        found = [one for one in secrets.all if one.lower() in block.lower()]
-        leaked += bool(found) or not block
-        for one in found:
-            say(f"    it told {one!r}")
+    """Search the block for bug reports for random user names, host names, paths and keys of the environment."""
+    count, num_leaks = proof.sized(quick=6, full=50), 0
+    for number in range(count):
+        secrets = Secrets.random(Random(proof.random.getrandbits(64)))
+        block = _report_block(_run_as(proof.folder / f"somebody-{number}", secrets))
+        leaks = [secret for secret in secrets.all if secret.lower() in block.lower()]
+        num_leaks += bool(leaks) or not block
+        for secret in leaks:
+            say(f"    the block contains {secret!r}")
     proof.at_least("doctor_environments", count, proof.sized(quick=6, full=50))
-    proof.equals("doctor_leaks", leaked, 0, "blocks with a user's name, a path, a key or a host's name")
+    proof.equals("doctor_leaks", num_leaks, 0, "blocks with a user name, a path, a key or a host name")
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -114,37 +114,37 @@ def _run(work: Path, fault: Fault, port: int, native: str) -> str:
     work.mkdir(parents=True)
     plant = fault.plant.format(work=work, native=native)
     variables = {name: value.format(work=work) for name, value in fault.variables}
-    command = f"{plant} && exec {fault.before} {sys.executable} -m quire doctor --port {port}"
+    command = f"{plant} && exec {fault.prefix} {sys.executable} -m quire doctor --port {port}"
     return _output(["unshare", "--mount", "bash", "-c", command], variables, work)
 
 
-def _output(words: list[str], variables: dict[str, str], work: Path) -> str:
-    around = {**plain_environment(), "PYTHONPATH": str(ROOT / "src"), "XDG_CONFIG_HOME": str(work), **variables}
-    done = subprocess.run(words, env=around, cwd=work, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"the doctor ended with {done.returncode}: {done.stderr[-1000:]}")
-    return done.stdout
+def _output(command: list[str], variables: dict[str, str], work: Path) -> str:
+    environment = {**plain_environment(), "PYTHONPATH": str(ROOT / "src"), "XDG_CONFIG_HOME": str(work), **variables}
+    process = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True)
+    if process.returncode not in (0, 1):
+        raise RuntimeError(f"expected exit code 0 or 1, got {process.returncode}: {process.stderr[-1000:]}")
+    return process.stdout
 
 
-def _block(output: str) -> str:
+def _report_block(output: str) -> str:
     return output.partition("for a report:")[2]
 
 
-def _told(output: str) -> list[str]:
-    """The names of what it found, as its block has them."""
-    line = next(line for line in _block(output).splitlines() if line.strip().startswith("doctor:"))
+def _problems(output: str) -> list[str]:
+    """Return the names of the problems in the block of the output."""
+    line = next(line for line in _report_block(output).splitlines() if line.strip().startswith("doctor:"))
     return [name.strip() for name in line.partition(":")[2].split(",")]
 
 
 @contextmanager
-def _listening() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        yield taken.getsockname()[1]
+def _occupied_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What belongs to somebody."""
+    """Random private data of a user."""
 
     user: str
     host: str
@@ -152,8 +152,8 @@ class Secrets:
     folder: str
 
     @classmethod
-    def drawn(cls, random: Random) -> "Secrets":
-        """Long enough that nobody says them by chance."""
+    def random(cls, random: Random) -> "Secrets":
+        """Draw data that is long enough not to occur by chance."""
 
         def word(letters: str = ascii_lowercase, length: int = 10) -> str:
             return "".join(random.choices(letters, k=length))
@@ -162,7 +162,7 @@ class Secrets:
 
     @property
     def all(self) -> list[str]:
-        """Each of them, and paths as such."""
+        """All private data, and the beginnings of paths."""
         return [self.user, self.host, self.host.partition("-")[0], self.token, self.folder, "/home", "/tmp"]  # noqa: S108
 
 

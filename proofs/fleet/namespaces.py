@@ -1,9 +1,9 @@
-"""Members in network namespaces of their own, and ways to break the wire between them and a gateway outside.
+"""Members in separate network namespaces, and functions that break the link between them and a gateway outside.
 
     gateway (here)  10.231.N.1 ── veth ── 10.231.N.2  member N     drop rules of nftables on this side
     gateway (here)  10.232.N.1 ── tun ─ forwarder ─ tun ── 10.232.N.2  member N     every packet 50 ms later
 
-Needs root, `ip` and `nft`. Everything is made for a run and gone after it.
+Needs root, `ip` and `nft`. All devices and rules are created for a run and deleted after it.
 """
 
 import ctypes
@@ -31,15 +31,15 @@ MAX_PACKET = 65_536
 
 
 def run(*words: str) -> None:
-    """A command of the system's. Raises what it said."""
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+    """Run a system command. Raises RuntimeError with its stderr."""
+    process = subprocess.run(words, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {process.stderr.strip()}")
 
 
 @dataclass(frozen=True, slots=True)
 class FarMember:
-    """A member behind a wire of its own."""
+    """A member in its own network namespace."""
 
     number: int
     process: "subprocess.Popen[bytes]"
@@ -47,21 +47,21 @@ class FarMember:
 
     @property
     def address(self) -> str:
-        """Where a gateway on this side finds it."""
+        """The member's address for a gateway on this side."""
         return f"tcp://{self.host}:{PORT}"
 
     @property
     def wire(self) -> str:
-        """The device on this side."""
+        """The network device on this side."""
         return f"qf{self.number}"
 
 
 @contextmanager
 def far_members(count: int, step_s: float, keys: Path, *, is_slow: bool = False) -> Iterator[list[FarMember]]:
-    """So many, each in a namespace; with `is_slow` every packet to and from them takes 50 ms longer."""
-    with ExitStack() as held:
-        held.callback(_quietly, "nft", "delete", "table", "inet", TABLE)
-        yield [held.enter_context(_far_member(number, step_s, keys, is_slow=is_slow)) for number in range(count)]
+    """Start members, each in a namespace; with `is_slow` every packet in either direction takes 50 ms longer."""
+    with ExitStack() as stack:
+        stack.callback(_quietly, "nft", "delete", "table", "inet", TABLE)
+        yield [stack.enter_context(_far_member(number, step_s, keys, is_slow=is_slow)) for number in range(count)]
 
 
 @contextmanager
@@ -70,11 +70,11 @@ def _far_member(number: int, step_s: float, keys: Path, *, is_slow: bool) -> Ite
     net = f"10.{232 if is_slow else 231}.{number}"
     _quietly("ip", "netns", "del", space)
     run("ip", "netns", "add", space)
-    with ExitStack() as held:
-        held.callback(_quietly, "ip", "netns", "del", space)
-        held.callback(_quietly, "ip", "link", "del", near)
+    with ExitStack() as stack:
+        stack.callback(_quietly, "ip", "netns", "del", space)
+        stack.callback(_quietly, "ip", "link", "del", near)
         if is_slow:
-            held.enter_context(_forwarder(space, near, far))
+            stack.enter_context(_forwarder(space, near, far))
         else:
             run("ip", "link", "add", near, "type", "veth", "peer", "name", far)
             run("ip", "link", "set", far, "netns", space)
@@ -83,19 +83,19 @@ def _far_member(number: int, step_s: float, keys: Path, *, is_slow: bool) -> Ite
         run("ip", "-n", space, "addr", "add", f"{net}.2/24", "dev", far)
         run("ip", "-n", space, "link", "set", far, "up")
         run("ip", "-n", space, "link", "set", "lo", "up")
-        places = [f"tcp://{net}.2:{port}" for port in (PORT, EVENTS_PORT, REPLAY_PORT)]
+        addresses = [f"tcp://{net}.2:{port}" for port in (PORT, EVENTS_PORT, REPLAY_PORT)]
         command = [
             sys.executable,
             "-m",
             "tests.support.fleet.oracle_member",
-            places[0],
+            addresses[0],
             str(step_s),
             str(keys),
-            *places[1:],
+            *addresses[1:],
         ]
-        one = held.enter_context(spawned(["ip", "netns", "exec", space, *command], None, in_checkout(), stops_s=0))
-        one.wait_for(MEMBER_AT)
-        yield FarMember(number, one.process, f"{net}.2")
+        member = stack.enter_context(spawned(["ip", "netns", "exec", space, *command], None, in_checkout(), stops_s=0))
+        member.wait_for(MEMBER_AT)
+        yield FarMember(number, member.process, f"{net}.2")
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _forwarder(space: str, near: str, far: str) -> Iterator[None]:
 
 @contextmanager
 def dropping(*rules: str) -> Iterator[None]:
-    """What these rules match is dropped, without a word to anybody. `in` and `out` are seen from this side."""
+    """Silently drop packets that match these rules. `in` and `out` are directions as seen from this side."""
     _quietly("nft", "delete", "table", "inet", TABLE)
     run("nft", "add", "table", "inet", TABLE)
     for name, hook in (("in", "input"), ("out", "output")):
@@ -126,18 +126,18 @@ def _quietly(*words: str) -> None:
     subprocess.run(words, capture_output=True, check=False)
 
 
-# -- the forwarder: a process of its own -------------------------------------------------------------------------------
+# -- the forwarder: a separate process ---------------------------------------------------------------------------------
 
 
 def tun(name: str) -> int:
-    """A device whose packets are read and written here; in the namespace this thread is in."""
+    """Open a TUN device in the namespace of this thread, and return its descriptor."""
     device = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
     return device
 
 
 def forward(devices: Sequence[int]) -> None:
-    """From each to the other, later."""
+    """Forward packets between both devices with a delay."""
     waiting: list[tuple[float, int, int, bytes]] = []
     number = 0
     while True:
@@ -149,20 +149,20 @@ def forward(devices: Sequence[int]) -> None:
             heapq.heappush(waiting, (time.monotonic() + DELAY_S, number, other, packet))
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, other, packet = heapq.heappop(waiting)
-            with suppress(OSError):  # nobody is there any more
+            with suppress(OSError):  # the member has ended
                 os.write(other, packet)
 
 
 def main(space: str, near: str, far: str) -> None:
-    """One end here and the other in the namespace."""
-    here = tun(near)
-    with open(f"/run/netns/{space}") as entered:
-        if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), CLONE_NEWNET):
+    """Create one device here and the other in the namespace, and forward between them."""
+    near_device = tun(near)
+    with open(f"/run/netns/{space}") as namespace_file:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace_file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter {space}")
-    there = tun(far)
+    far_device = tun(far)
     sys.stderr.write("forwarding\n")
     sys.stderr.flush()
-    forward((here, there))
+    forward((near_device, far_device))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A network that fails between gateway and members: each failure in the middle of streams, again and again.
+"""Network failures between a gateway and its members, each during running streams.
 
-Each run: eight streams on two members, a failure, its end, and every token compared with those of a quiet network.
+Each run: eight streams on two members, a failure, its end, and a comparison with the tokens of an undisturbed network.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ STEP_S = 0.02
 NUM_STREAMS = 8
 LONG = SamplingParams(max_tokens=400, temperature=0.9, seed=1, ignore_eos=True)
 LONGER_THAN_SILENCE_S = 6.0
-"""A member that was silent for 4.5 s has its streams taken from it."""
+"""The gateway moves the streams of a member after 4.5 s without a heartbeat."""
 
 Failure = Callable[[list[FarMember], FixedMembers, GatewayKeys], AbstractAsyncContextManager[list[FleetModel]]]
-"""For as long as it lasts; other gateways that it brings along."""
+"""A context in which the network fails; it yields additional gateways whose answers are checked too."""
 
 
-async def answer(model: FleetModel, number: int) -> tuple[int, ...]:
-    """One stream; what went wrong is no answer."""
+async def run_stream(model: FleetModel, number: int) -> tuple[int, ...]:
+    """Return the tokens of one stream, or nothing if it failed."""
     try:
         return tuple((await model.generate(f"{number} begins like no other", LONG)).answers[0].token_ids)
     except QuireError as error:
@@ -37,16 +37,16 @@ async def answer(model: FleetModel, number: int) -> tuple[int, ...]:
         return ()
 
 
-async def answers(model: FleetModel) -> list[tuple[int, ...]]:
+async def run_streams(model: FleetModel) -> list[tuple[int, ...]]:
     """All streams."""
-    return list(await asyncio.gather(*(answer(model, number) for number in range(NUM_STREAMS))))
+    return list(await asyncio.gather(*(run_stream(model, number) for number in range(NUM_STREAMS))))
 
 
 @asynccontextmanager
 async def link_down(
     members: list[FarMember], _source: FixedMembers, _keys: GatewayKeys
 ) -> AsyncIterator[list[FleetModel]]:
-    """The wire to a member is pulled out."""
+    """The link to a member is down."""
     run("ip", "link", "set", members[0].wire, "down")
     try:
         await asyncio.sleep(LONGER_THAN_SILENCE_S)
@@ -55,25 +55,25 @@ async def link_down(
         run("ip", "link", "set", members[0].wire, "up")
 
 
-def rules(*made: str) -> Failure:
-    """Packets of the first member that are dropped; `@` is its wire."""
+def drop_rules(*patterns: str) -> Failure:
+    """Return a failure that drops packets of the first member; `@` in a rule is its device."""
 
     @asynccontextmanager
-    async def dropped(
+    async def drop(
         members: list[FarMember], _source: FixedMembers, _keys: GatewayKeys
     ) -> AsyncIterator[list[FleetModel]]:
-        with dropping(*(one.replace("@", members[0].wire) for one in made)):
+        with dropping(*(pattern.replace("@", members[0].wire) for pattern in patterns)):
             await asyncio.sleep(LONGER_THAN_SILENCE_S)
             yield []
 
-    return dropped
+    return drop
 
 
 @asynccontextmanager
 async def late_gateway(
     _members: list[FarMember], source: FixedMembers, keys: GatewayKeys
 ) -> AsyncIterator[list[FleetModel]]:
-    """Another one, in the middle of everything."""
+    """Another gateway starts while streams run."""
     async with FleetModel("late", source, keys) as late:
         yield [late]
 
@@ -81,17 +81,17 @@ async def late_gateway(
 LOSS = ("in iifname @ numgen random mod 100 < 2", "out oifname @ numgen random mod 100 < 2")
 FAILURES: dict[str, Failure] = {
     "link_down": link_down,
-    "one_way_to_us": rules("in iifname @ meta l4proto tcp"),
-    "one_way_to_them": rules("out oifname @ meta l4proto tcp"),
-    "half_open": rules("in iifname @", "out oifname @"),
-    "events_cut": rules(f"in iifname @ tcp sport {{ {EVENTS_PORT}, {REPLAY_PORT} }}"),
+    "one_way_to_us": drop_rules("in iifname @ meta l4proto tcp"),
+    "one_way_to_them": drop_rules("out oifname @ meta l4proto tcp"),
+    "half_open": drop_rules("in iifname @", "out oifname @"),
+    "events_cut": drop_rules(f"in iifname @ tcp sport {{ {EVENTS_PORT}, {REPLAY_PORT} }}"),
     "late_gateway": late_gateway,
 }
 
 
 @section("network")
 async def network(proof: Proof) -> None:
-    """Each failure so many times; then 50 ms and lost packets for all the time."""
+    """Each failure several times; then a run with 50 ms of delay and packet loss throughout."""
     member_keys, gateway_keys = make_keys(proof.folder / "keys of the network")
     keys, times = read_gateway_keys(gateway_keys), proof.sized(quick=1, full=10)
     num_wrong = dict[str, int]()
@@ -99,44 +99,44 @@ async def network(proof: Proof) -> None:
         source = FixedMembers([one.address for one in members])
         async with FleetModel("far", source, keys) as model:
             await until(lambda: model.fleet.num_ready == 2)
-            expected = await answers(model)
+            expected = await run_streams(model)
             for name, failure in FAILURES.items():
                 num_wrong[name] = sum(
-                    [await failed(model, failure, (members, source, keys), expected) for _ in range(times)]
+                    [await num_failed(model, failure, (members, source, keys), expected) for _ in range(times)]
                 )
                 say(f"  {name}: {num_wrong[name]} wrong, {model.fleet.counts.num_moved} moved so far")
             num_moved = model.fleet.counts.num_moved
-    num_wrong["delay_and_loss"] = await delayed(member_keys, keys, times, expected)
+    num_wrong["delay_and_loss"] = await num_failed_slow(member_keys, keys, times, expected)
     for name, count in num_wrong.items():
         proof.equals(f"netns_{name}", count, 0, f"of {times * NUM_STREAMS} streams")
     proof.equals("netns_failures", sum(num_wrong.values()), 0, "lost, doubled or wrong streams")
-    proof.at_least("netns_moved", num_moved, 4 * times, "a failure that moves nothing would show nothing")
+    proof.at_least("netns_moved", num_moved, 4 * times, "otherwise the failures had no effect")
 
 
-async def failed(
+async def num_failed(
     model: FleetModel,
     failure: Failure,
-    where: tuple[list[FarMember], FixedMembers, GatewayKeys],
+    arguments: tuple[list[FarMember], FixedMembers, GatewayKeys],
     expected: list[tuple[int, ...]],
 ) -> int:
-    """One run: streams that were lost, doubled or wrong."""
-    asking = asyncio.create_task(answers(model))
+    """Run one failure; count streams that were lost, doubled or wrong."""
+    task = asyncio.create_task(run_streams(model))
     await until(lambda: model.fleet.num_open == NUM_STREAMS)
     await asyncio.sleep(50 * STEP_S)
-    told = list[list[tuple[int, ...]]]()
-    async with failure(*where) as others:
-        told += [await answers(one) for one in others]
-    told.append(await asking)
+    results = list[list[tuple[int, ...]]]()
+    async with failure(*arguments) as gateways:
+        results += [await run_streams(gateway) for gateway in gateways]
+    results.append(await task)
     await until(lambda: model.fleet.num_ready == 2)
-    return sum(one != right for some in told for one, right in zip(some, expected, strict=True))
+    return sum(a != b for tokens in results for a, b in zip(tokens, expected, strict=True))
 
 
-async def delayed(member_keys: Path, keys: GatewayKeys, times: int, expected: list[tuple[int, ...]]) -> int:
-    """50 ms in each direction, two packets of a hundred lost."""
+async def num_failed_slow(member_keys: Path, keys: GatewayKeys, times: int, expected: list[tuple[int, ...]]) -> int:
+    """Run with 50 ms of delay in each direction and 2% packet loss."""
     with far_members(2, STEP_S, member_keys, is_slow=True) as members:
         loss = [one.replace("@", member.wire) for member in members for one in LOSS]
         async with FleetModel("slow", FixedMembers([one.address for one in members]), keys) as model:
             await until(lambda: model.fleet.num_ready == 2)
             with dropping(*loss):
-                told = [one for _ in range(times) for one in await answers(model)]
-    return sum(one != right for one, right in zip(told, expected * times, strict=True))
+                results = [one for _ in range(times) for one in await run_streams(model)]
+    return sum(a != b for a, b in zip(results, expected * times, strict=True))

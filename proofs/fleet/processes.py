@@ -1,4 +1,4 @@
-"""Members in processes of their own for the proofs of the fleet: oracles, or a real model as a person starts it."""
+"""Member processes for the proofs of the fleet: oracles, which compute nothing, or `quire fleet member`."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,54 +9,54 @@ from tempfile import TemporaryDirectory
 from tests.support.machine.spawned import MEMBER_AT, in_checkout, spawn, stop
 
 Command = Callable[[str], Sequence[str]]
-"""Of an address, what is to be run."""
+"""Returns the command of a member that listens at this address."""
 
 
 def oracle_command(step_s: float, keys: Path | None = None) -> Command:
-    """A member without a model."""
-    told = [str(step_s), *([] if keys is None else [str(keys)])]
-    return lambda address: [sys.executable, "-m", "tests.support.fleet.oracle_member", address, *told]
+    """Return the command of an oracle."""
+    arguments = [str(step_s), *([] if keys is None else [str(keys)])]
+    return lambda address: [sys.executable, "-m", "tests.support.fleet.oracle_member", address, *arguments]
 
 
 def model_command(model: Path, keys: Path, *flags: str) -> Command:
-    """`quire fleet member`."""
+    """Return the command of `quire fleet member`."""
     member = [sys.executable, "-m", "quire", "fleet", "member", str(model), "--fleet-keys", str(keys), *flags]
     return lambda address: [*member, "--listen", address]
 
 
-class MemberLife:
-    """A member that may be ended and begun again at the same address."""
+class MemberProcess:
+    """A member process that can be stopped and restarted at the same address."""
 
     def __init__(self, command: Command, log: Path) -> None:
         self.command = command
         self.log = log
         self.address = "tcp://127.0.0.1:*"
-        self.begin_again()
+        self.start()
 
-    def begin_again(self) -> None:
-        """A first life, or another one."""
+    def start(self) -> None:
+        """Start the process, and wait until it listens."""
         one = spawn(self.command(self.address), self.log, in_checkout())
         self.process, self.address = one.process, one.wait_for(MEMBER_AT)
 
-    def end(self, number: int) -> int:
-        """By a signal; its exit code."""
-        self.process.send_signal(number)
+    def end(self, signal_number: int) -> int:
+        """Send a signal, wait, and return the exit code."""
+        self.process.send_signal(signal_number)
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for its end."""
+        """Wait for the process to end, and return its exit code."""
         return self.process.wait()
 
 
 @contextmanager
-def member_lives(command: Command, count: int) -> Iterator[list[MemberLife]]:
-    """So many, begun one after the other, and killed at the end."""
-    lives = list[MemberLife]()
+def member_processes(command: Command, count: int) -> Iterator[list[MemberProcess]]:
+    """Start so many members one after the other, and kill them at the end."""
+    members = list[MemberProcess]()
     with TemporaryDirectory(prefix="quire-members-") as folder:
         try:
             for number in range(count):
-                lives.append(MemberLife(command, Path(folder, str(number))))
-            yield lives
+                members.append(MemberProcess(command, Path(folder, str(number))))
+            yield members
         finally:
-            for life in lives:
-                stop(life.process, 0)
+            for member in members:
+                stop(member.process, 0)

@@ -1,7 +1,7 @@
-"""A fleet on Ray, on loopback: a replica is killed under streams, members come and go with the load, all are replaced.
+"""A fleet on Ray, on loopback: replicas are killed under streams, scaled with the load, and replaced by an update.
 
-Members are oracles in real processes: what is proved is who is asked when, not arithmetic. Ray is looked for in the
-interpreter that runs the proof, and in the one that QUIRE_RAY_PYTHON names.
+Members are oracles, which compute nothing, in real processes: the proof is about routing. Ray is imported by the
+interpreter that runs the proof, or by the one that QUIRE_RAY_PYTHON names.
 """
 
 import json
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0
 END_S = 60.0
 TOKEN = "1f" * 32
-ENVIRON = {
+RAY_VARIABLES = {
     "RAY_AUTH_MODE": "token",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
@@ -47,21 +47,21 @@ WITHOUT_RAY = (
     *("unequal", "moved", "moved_unequal", "lost", "move_gap_ms", "fleet_overhead_ttft", "fleet_throughput"),
     *("leave_ms", "reuse", "imbalance", "index_wrong", "netns_failures", "intruders", "vllm_member", "drained"),
 )
-"""Rows of a fleet that nobody needs ray for."""
+"""Rows of this proof that do not need ray."""
 MOVED = "quire:worker_restarts_total"
-"""A gateway counts there what had to go on elsewhere."""
+"""The gateway's metric that counts moved requests."""
 
 
 def ray_python() -> str | None:
-    """The interpreter that has ray."""
+    """Return an interpreter that has ray, or None."""
     if find_spec("ray") is not None:
         return sys.executable
     return os.environ.get(PYTHON) or None
 
 
 @dataclass
-class Asked:
-    """What became of one request."""
+class StreamResult:
+    """The text of one request, or its error."""
 
     text: str = ""
     problem: str = ""
@@ -69,17 +69,17 @@ class Asked:
 
 @dataclass
 class RayFleet:
-    """One that runs."""
+    """A running fleet on Ray."""
 
     port: int
     ray_port: int
-    """Of its dashboard, which has Serve's HTTP interface."""
+    """The port of Ray's dashboard, which has the HTTP interface of Ray Serve."""
     folder: Path
     num_failed: int = 0
     failures: list[str] = field(default_factory=list)
 
     def serve(self, config: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What is deployed, by Ray's own interface; with a config, deploy it. Raises OSError."""
+        """Return the state of Ray Serve's applications; with a config, deploy it first. Raises OSError."""
         connection = HTTPConnection("127.0.0.1", self.ray_port, timeout=PATIENCE_S)
         method, body = ("GET", None) if config is None else ("PUT", json.dumps(config))
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
@@ -104,14 +104,14 @@ class RayFleet:
         return True
 
     def is_running(self) -> bool:
-        """Whether the application is deployed. One that is unhealthy has lost a replica, and gets another."""
-        found = self.serve().get("applications", {}).get("quire", {})
-        if found.get("status") == "DEPLOY_FAILED":
-            raise RuntimeError(f"the deployment failed: {found.get('message')}")
-        return bool(found.get("status") == "RUNNING")
+        """Whether the application is deployed. An unhealthy one has lost a replica, which Ray replaces."""
+        application = self.serve().get("applications", {}).get("quire", {})
+        if application.get("status") == "DEPLOY_FAILED":
+            raise RuntimeError(f"the deployment failed: {application.get('message')}")
+        return bool(application.get("status") == "RUNNING")
 
     def up(self, members: dict[str, Any], **args: Any) -> None:
-        """Deploy oracles; other arguments than before replace all replicas."""
+        """Deploy oracles; changed arguments replace all replicas."""
         config = {
             "proxy_location": "HeadOnly",
             "http_options": {"host": "127.0.0.1", "port": self.port},
@@ -139,30 +139,30 @@ class RayFleet:
         self.until(self.is_running, "a deployment")
 
     def replicas(self, deployment: str = MEMBER) -> dict[str, int]:
-        """Those that run, with the id of Ray's process of each."""
+        """Return the running replicas, with the id of Ray's process for each."""
         deployments = self.serve()["applications"]["quire"]["deployments"]
         found = deployments[deployment]["replicas"]
         return {one["replica_id"]: int(one["pid"]) for one in found if one["state"] == "RUNNING"}
 
     def running(self, deployment: str = MEMBER) -> set[str]:
-        """Their names."""
+        """Return the names of the running replicas."""
         return {*self.replicas(deployment)}
 
-    def until(self, condition: Callable[[], bool], what: str) -> float:
-        """How long it took."""
-        began_s = time.monotonic()
+    def until(self, condition: Callable[[], bool], goal: str) -> float:
+        """Wait for the condition, and return the seconds that it took."""
+        start_s = time.monotonic()
         while not condition():
-            if time.monotonic() - began_s > PATIENCE_S:
-                raise TimeoutError(f"{what}: not within {PATIENCE_S:g} s")
+            if time.monotonic() - start_s > PATIENCE_S:
+                raise TimeoutError(f"{goal} did not happen within {PATIENCE_S:g} s")
             time.sleep(LOOK_S)
-        return time.monotonic() - began_s
+        return time.monotonic() - start_s
 
     def until_replaced(self, replica: str, num_members: int) -> float:
-        """How long until so many run, and this one is none of them."""
+        """Wait until so many members run without this one, and return the seconds that it took."""
         return self.until(lambda: len(self.running() - {replica}) == num_members, "a new member")
 
     def num_moved(self) -> int:
-        """As the gateway counts it."""
+        """Return the number of moved requests by the gateway's metric."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         connection.request("GET", "/metrics")
         page = connection.getresponse().read().decode()
@@ -171,9 +171,9 @@ class RayFleet:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def ask(self, prompt: str, seed: int, num_tokens: int) -> Asked:
-        """One streamed completion, to its end."""
-        asked, is_done, reason = Asked(), False, None
+    def ask(self, prompt: str, seed: int, num_tokens: int) -> StreamResult:
+        """Stream one completion to its end."""
+        result, is_done, reason = StreamResult(), False, None
         body = {"model": "oracle", "prompt": prompt, "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
@@ -185,8 +185,8 @@ class RayFleet:
             )
             answer = connection.getresponse()
             if answer.status != 200:
-                asked.problem = f"{answer.status} {answer.read()[:200]!r}"
-                return asked
+                result.problem = f"{answer.status} {answer.read()[:200]!r}"
+                return result
             for line in answer:
                 if not line.startswith(b"data: "):
                     continue
@@ -195,26 +195,26 @@ class RayFleet:
                     continue
                 piece = json.loads(line[6:])
                 if "error" in piece:
-                    asked.problem = str(piece["error"])
+                    result.problem = str(piece["error"])
                 for choice in piece.get("choices", ()):
-                    asked.text += choice["text"]
+                    result.text += choice["text"]
                     reason = choice["finish_reason"] or reason
         except (OSError, HTTPException, ValueError) as error:
-            asked.problem = f"{type(error).__name__}: {error}"
+            result.problem = f"{type(error).__name__}: {error}"
         finally:
             connection.close()
-        if not asked.problem and not (is_done and reason == "length"):
-            asked.problem = f"it ended early, as {reason}, after {len(asked.text)} characters"
-        return asked
+        if not result.problem and not (is_done and reason == "length"):
+            result.problem = f"expected finish reason 'length', got {reason} after {len(result.text)} characters"
+        return result
 
-    def ask_all(self, seeds: Sequence[int], meanwhile: Callable[[], None] | None = None) -> list[Asked]:
-        """Streams beside each other; `meanwhile` is done once they run."""
-        found: list[Asked] = [Asked(problem="not asked")] * len(seeds)
+    def ask_all(self, seeds: Sequence[int], meanwhile: Callable[[], None] | None = None) -> list[StreamResult]:
+        """Run streams concurrently; `meanwhile` is called once they have started."""
+        results: list[StreamResult] = [StreamResult(problem="not asked")] * len(seeds)
 
-        def one(at: int) -> None:
-            found[at] = self.ask(f"stream {seeds[at]} begins", seeds[at], NUM_TOKENS)
+        def run_one(index: int) -> None:
+            results[index] = self.ask(f"stream {seeds[index]} begins", seeds[index], NUM_TOKENS)
 
-        threads = [threading.Thread(target=one, args=(at,)) for at in range(len(seeds))]
+        threads = [threading.Thread(target=run_one, args=(index,)) for index in range(len(seeds))]
         for thread in threads:
             thread.start()
         try:
@@ -223,21 +223,21 @@ class RayFleet:
         finally:
             for thread in threads:
                 thread.join()
-        return found
+        return results
 
     @contextmanager
     def under_load(self, num_clients: int, num_tokens: int) -> Iterator[list[int]]:
-        """Clients that ask again and again; yields how many answers there were, in one number that grows."""
-        is_over, num_answered = threading.Event(), [0]
+        """Run clients that send requests in a loop; yields a list whose one element counts the answers."""
+        stop, num_answered = threading.Event(), [0]
 
         def client(number: int) -> None:
-            while not is_over.is_set():
-                asked = self.ask(f"client {number} asks number {num_answered[0]} {'again ' * 12}", number, num_tokens)
+            while not stop.is_set():
+                result = self.ask(f"client {number} asks number {num_answered[0]} {'again ' * 12}", number, num_tokens)
                 num_answered[0] += 1
-                if asked.problem:
+                if result.problem:
                     self.num_failed += 1
-                    self.failures.append(asked.problem)
-                    is_over.wait(0.2)
+                    self.failures.append(result.problem)
+                    stop.wait(0.2)
 
         threads = [threading.Thread(target=client, args=(number,)) for number in range(num_clients)]
         for thread in threads:
@@ -245,13 +245,13 @@ class RayFleet:
         try:
             yield num_answered
         finally:
-            is_over.set()
+            stop.set()
             for thread in threads:
                 thread.join()
 
 
 def member_process(replica_pid: int) -> int:
-    """The member's own process, which Ray's process of the replica looks after."""
+    """Return the id of the member process that this Ray process of a replica has started."""
     threads = Path(f"/proc/{replica_pid}/task").glob("*/children")
     children = [int(pid) for thread in threads for pid in thread.read_text().split()]
     return next(pid for pid in children if b"oracle_replica" in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -259,18 +259,18 @@ def member_process(replica_pid: int) -> int:
 
 @contextmanager
 def ray_fleet(proof: Proof, python: str) -> Iterator[RayFleet]:
-    """Ray on this machine, ended with the proof."""
+    """Start Ray on this machine, and stop it at the end."""
     folder = proof.folder / "ray"
     make_keys(folder / "keys")
     (folder / "token").write_text(TOKEN)
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")))
-    own = {
-        **ENVIRON,
+    overrides = {
+        **RAY_VARIABLES,
         "PYTHONPATH": path.rstrip(os.pathsep),
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "HOME": str(folder),
     }
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "RAY_"))} | own
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "RAY_"))} | overrides
     fleet = RayFleet(free_port(), free_port(), folder)
     command = [
         *(python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
@@ -298,19 +298,19 @@ def ray_fleet(proof: Proof, python: str) -> Iterator[RayFleet]:
 
 @section("without ray")
 def without_ray(proof: Proof) -> None:
-    """All other rows hold where this interpreter, which ran them, cannot import ray."""
+    """All rows of this proof that do not need ray hold in an interpreter without ray."""
     before = proof.before or {"figures": {}, "broken": []}
     rows = {*before["figures"], *proof.figures}
     broken = {*before["broken"], *proof.broken} - (proof.figures.keys() - {*proof.broken})
     missing = [row for row in WITHOUT_RAY if row not in rows or row in broken]
     if missing:
-        say(f"  not there, or broken: {', '.join(missing)}")
+        say(f"  missing or broken: {', '.join(missing)}")
     proof.holds("without_ray", find_spec("ray") is None and not missing, f"{len(WITHOUT_RAY)} rows without it")
 
 
 @section("ray")
 def ray(proof: Proof) -> None:
-    """Killed replicas, the load, and a rolling update: nothing is lost, and nothing fails."""
+    """Killed replicas, autoscaling and a rolling update: no stream is lost, and no request fails."""
     python = ray_python()
     proof.report("ray_there", python is not None)
     if python is None:
@@ -320,53 +320,53 @@ def ray(proof: Proof) -> None:
         began_s = time.monotonic()
         fleet.up(scaling(2, 2))
         proof.report("ray_up_s", time.monotonic() - began_s, "two oracles, Ray itself included")
-        _moves(proof, fleet)
-        _scaled(proof, fleet)
-        _updated(proof, fleet)
-        proof.equals("ray_scaled", fleet.num_failed, 0, "requests that failed while members came, went, were replaced")
+        _kill_members(proof, fleet)
+        _scale(proof, fleet)
+        _update(proof, fleet)
+        proof.equals("ray_scaled", fleet.num_failed, 0, "requests that failed while members were scaled and replaced")
         for failure in fleet.failures[:5]:
             say(f"  failed: {failure}")
 
 
-def _moves(proof: Proof, fleet: RayFleet) -> None:
-    """Ray's process that looks after a member is killed, then a member's own: both under streams."""
+def _kill_members(proof: Proof, fleet: RayFleet) -> None:
+    """Kill Ray's process of a replica under streams, then the member process of another."""
     seeds = [proof.random.randrange(1 << 30) for _ in range(NUM_STREAMS)]
     expected = fleet.ask_all(seeds)
-    num_lost, num_other = sum(bool(one.problem) for one in expected), 0
+    num_lost, num_unequal = sum(bool(one.problem) for one in expected), 0
     say(f"  undisturbed: {[one.problem for one in expected if one.problem][:3]}")
-    for which in ("pid", "member_pid"):
-        victim, replica_pid = next(iter(fleet.replicas().items()))
-        found = fleet.ask_all(seeds, partial(kill_soon, replica_pid if which == "pid" else member_process(replica_pid)))
-        num_lost += sum(bool(one.problem) for one in found)
-        num_other += sum(one.text != other.text for one, other in zip(found, expected, strict=True))
-        for problem in {one.problem for one in found} - {""}:
+    for kind in ("pid", "member_pid"):
+        victim, pid = next(iter(fleet.replicas().items()))
+        results = fleet.ask_all(seeds, partial(kill_soon, pid if kind == "pid" else member_process(pid)))
+        num_lost += sum(bool(one.problem) for one in results)
+        num_unequal += sum(a.text != b.text for a, b in zip(results, expected, strict=True))
+        for problem in {one.problem for one in results} - {""}:
             say(f"  lost: {problem}")
-        proof.report(f"ray_replaced_{which}_s", fleet.until_replaced(victim, 2), "after the last stream")
+        proof.report(f"ray_replaced_{kind}_s", fleet.until_replaced(victim, 2), "after the last stream")
     proof.report("ray_moved", fleet.num_moved(), "requests that went on with another member")
     proof.equals("ray_moves", num_lost, 0, f"of {NUM_STREAMS} streams lost, replica and member killed -9")
-    proof.equals("ray_moves_unequal", num_other, 0, "that went on with other text than undisturbed")
+    proof.equals("ray_moves_unequal", num_unequal, 0, "streams whose text differs from an undisturbed run")
 
 
 def scaling(at_least: int, at_most: int) -> dict[str, Any]:
-    """By our policy, and sooner than anybody would want it."""
-    wanted = {"min_replicas": at_least, "max_replicas": at_most, "upscale_delay_s": 2, "downscale_delay_s": 10}
-    often = {"metrics_interval_s": 1, "look_back_period_s": 3, "policy": {"policy_function": POLICY}}
-    return {"num_replicas": "auto", "autoscaling_config": {**wanted, **often}}
+    """Return autoscaling options with quire's policy and delays that are short enough for a test."""
+    limits = {"min_replicas": at_least, "max_replicas": at_most, "upscale_delay_s": 2, "downscale_delay_s": 10}
+    timing = {"metrics_interval_s": 1, "look_back_period_s": 3, "policy": {"policy_function": POLICY}}
+    return {"num_replicas": "auto", "autoscaling_config": {**limits, **timing}}
 
 
 def kill_soon(pid: int) -> None:
-    """In the middle of answers."""
+    """Kill the process while answers are streamed."""
     time.sleep(KILL_AFTER_S)
     os.kill(pid, signal.SIGKILL)
 
 
-def _scaled(proof: Proof, fleet: RayFleet) -> None:
-    """From one member to three with the load, and back without it."""
+def _scale(proof: Proof, fleet: RayFleet) -> None:
+    """Scale from one member to three under load, and back without load."""
     before = fleet.running()
     fleet.up(scaling(1, 1))
     fleet.until(lambda: len(fleet.running()) == 1, "one member")
     fleet.up(scaling(1, 3))
-    proof.equals("ray_scaled_replaced", len(fleet.running() - before), 0, "members that another number replaced")
+    proof.equals("ray_scaled_replaced", len(fleet.running() - before), 0, "members replaced by a change of the number")
     with fleet.under_load(32, 60) as num_answered:
         proof.report("ray_up_to_3_s", fleet.until(lambda: len(fleet.running()) == 3, "three members"))
         fleet.until(lambda: num_answered[0] > proof.sized(quick=200, full=2000), "answers")
@@ -374,8 +374,8 @@ def _scaled(proof: Proof, fleet: RayFleet) -> None:
     proof.report("ray_scaled_requests", num_answered[0])
 
 
-def _updated(proof: Proof, fleet: RayFleet) -> None:
-    """Other arguments: every member and the gateway are replaced, under load."""
+def _update(proof: Proof, fleet: RayFleet) -> None:
+    """Deploy changed arguments under load: every member and the gateway must be replaced."""
     fleet.up(scaling(2, 2))
     fleet.until(lambda: len(fleet.running()) == 2, "two members")
     before, gateways = fleet.running(), fleet.running(GATEWAY)
@@ -385,8 +385,8 @@ def _updated(proof: Proof, fleet: RayFleet) -> None:
         fleet.up(scaling(2, 2), name="oracle")
         fleet.until(lambda: len(fleet.running() - before) == 2, "two new members")
         fleet.until(lambda: not fleet.running(GATEWAY) & gateways, "a new gateway")
-        enough = num_answered[0] + 16
-        fleet.until(lambda: num_answered[0] > enough, "answers of the new ones")
+        num_expected = num_answered[0] + 16
+        fleet.until(lambda: num_answered[0] > num_expected, "answers of the new ones")
     proof.equals("ray_updated_members", len(fleet.running() - before), 2)
     proof.equals("ray_updated_gateways", len(fleet.running(GATEWAY) - gateways), 1)
     proof.report("ray_update_s", time.monotonic() - began_s)

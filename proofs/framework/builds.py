@@ -1,4 +1,4 @@
-"""Which sections of a record are of an older build: code that they speak of has changed since their commit."""
+"""Which sections of a record are of an older build: the code that they cover has changed since their commit."""
 
 import ast
 import subprocess
@@ -10,18 +10,18 @@ from benchmarks.record import ROOT
 
 Record = Mapping[str, Any]
 EVERYTHING = ("src", "native")
-"""What a record speaks of that names no paths."""
+"""The paths that a record covers if it names none."""
 
 
 def commits_of(record: Record) -> dict[str, str]:
-    """The commit that each section ran on. Of a record without them, the oldest that any of it may be of."""
+    """The commit that each section ran on; in a record without `commits`, the oldest that any of its runs had."""
     if commits := record.get("commits"):
         return dict(commits)
     return dict.fromkeys(record["seconds"], record.get("earlier_runs", [record])[0]["commit"])
 
 
 def older_sections(record: Record) -> list[str]:
-    """Titles of the sections whose paths hold other code now."""
+    """Titles of the sections that ran before the code under the record's paths changed."""
     paths = tuple(record.get("paths") or EVERYTHING)
     return [title for title, commit in commits_of(record).items() if has_changed(commit, paths)]
 
@@ -29,9 +29,9 @@ def older_sections(record: Record) -> list[str]:
 @cache
 def has_changed(commit: str, paths: tuple[str, ...]) -> bool:
     """Whether code under these paths differs from that commit's, apart from renames, comments and docstrings. True
-    also of a commit that this clone does not have."""
-    listed = _git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths)
-    return listed is None or any(not _is_same_code(commit, *line.split("\t")) for line in listed.splitlines())
+    too if this clone does not have the commit."""
+    changes = _git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths)
+    return changes is None or any(not _is_same_code(commit, *line.split("\t")) for line in changes.splitlines())
 
 
 def _is_same_code(commit: str, status: str, *files: str) -> bool:
@@ -47,10 +47,10 @@ def code_of(text: str) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            body[:] = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+            body[:] = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
     return ast.dump(tree)
 
 
-def _git(*words: str) -> str | None:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-    return None if done.returncode else done.stdout
+def _git(*arguments: str) -> str | None:
+    process = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return None if process.returncode else process.stdout

@@ -1,4 +1,4 @@
-"""`python -m proofs.framework.load_once FILE`: imports, resolves and loads a model, and ends. Timed from outside."""
+"""`python -m proofs.framework.load_once FILE`: resolves and loads a model, and ends. A proof times the process."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Parts that several proofs share: state machines on all cores, and mutants."""
+"""Parts that several proofs share: Hypothesis state machines on all cores, JSON from child processes, and mutants."""
 
 import json
 import os
@@ -22,7 +22,7 @@ STEPS_OF_A_JOB = 5_000
 
 
 class CountingMachine(Protocol):
-    """A state machine class that counts its steps on itself."""
+    """A state machine class that counts the steps of all its instances."""
 
     num_steps: int
 
@@ -33,49 +33,49 @@ def state_machines(proof: Proof, machine: type[RuleBasedStateMachine], num_steps
     jobs = [dice.getrandbits(63) for _ in range(-(-num_steps // STEPS_OF_A_JOB))]
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
         results = list(pool.map(partial(_one_state_machine, machine), jobs))
-    failures = [story for _, story in results if story]
-    done = sum(count for count, _ in results)
-    proof.at_least("state_machine_steps", done, num_steps)
+    failures = [failure for _, failure in results if failure]
+    num_done = sum(count for count, _ in results)
+    proof.at_least("state_machine_steps", num_done, num_steps)
     proof.none("state_machine_failures", failures)
 
 
 def _one_state_machine(machine: type[RuleBasedStateMachine], number: int) -> tuple[int, str]:
-    counting: CountingMachine = machine  # type: ignore[assignment]
-    start = counting.num_steps
-    quiet = settings(
+    counter: CountingMachine = machine  # type: ignore[assignment]
+    start = counter.num_steps
+    options = settings(
         max_examples=50, stateful_step_count=60, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    while counting.num_steps - start < STEPS_OF_A_JOB:
+    while counter.num_steps - start < STEPS_OF_A_JOB:
         number += 1
-        fresh = type("Machine", (machine,), {})
+        subclass = type("Machine", (machine,), {})
         try:
-            run_state_machine_as_test(seed(number)(fresh), settings=quiet)
+            run_state_machine_as_test(seed(number)(subclass), settings=options)
         except Exception as error:
-            return counting.num_steps - start, f"state machine, seed {number}: {error!r}"
-    return counting.num_steps - start, ""
+            return counter.num_steps - start, f"state machine, seed {number}: {error!r}"
+    return counter.num_steps - start, ""
 
 
-def told_by_child(module: str, *words: object) -> dict[str, Any] | None:
-    """What a process of its own says in its last line; None, and why is said, if it did not come to its end."""
-    command = [sys.executable, "-m", module, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    if done.returncode:
-        say(f"  {module} {' '.join(map(str, words))}: exit code {done.returncode}: {done.stderr[-300:]}")
+def json_from_child(module: str, *arguments: object) -> dict[str, Any] | None:
+    """The JSON object that `python -m module` prints last; None, with a message on stderr, if it fails."""
+    command = ["-m", module, *map(str, arguments)]
+    process = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=600)
+    if process.returncode:
+        say(f"  {' '.join(command[1:])}: exit code {process.returncode}: {process.stderr[-300:]}")
         return None
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    output: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return output
 
 
 def mutants_section(*lists: ModuleType, quick: int, full: int, every: int = 1) -> Section:
-    """Bugs are put in one by one, at quick scale one of `every`: how many do the tests notice? At least so many are
-    tried."""
+    """Put each bug of these lists (at quick scale one in `every`) into a copy of the source: do the tests fail? There
+    must be at least `quick` or `full` bugs."""
 
     def prove(proof: Proof) -> None:
-        chosen = [mutant for one in lists for mutant in one.MUTANTS][:: 1 if proof.is_full else every]
-        alive = survivors(chosen, [*dict.fromkeys(test for one in lists for test in one.TESTS)], jobs=NUM_PROCESSES)
-        for name in alive:
+        mutants = [mutant for module in lists for mutant in module.MUTANTS][:: 1 if proof.is_full else every]
+        tests = dict.fromkeys(test for module in lists for test in module.TESTS)
+        for name in (names := survivors(mutants, [*tests], jobs=NUM_PROCESSES)):
             say(f"  survived: {name}")
-        proof.at_least("mutants_total", len(chosen), proof.sized(quick=quick, full=full))
-        proof.equals("mutants_killed", len(chosen) - len(alive), len(chosen), "all of them")
+        proof.at_least("mutants_total", len(mutants), proof.sized(quick=quick, full=full))
+        proof.equals("mutants_killed", len(mutants) - len(names), len(mutants), "all of them")
 
     return Section("mutants", prove)

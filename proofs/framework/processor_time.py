@@ -9,34 +9,34 @@ CPUCLOCK_SCHED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Milliseconds of processor time."""
+class ProcessorTime:
+    """Milliseconds of processor time of a process, since it was started."""
 
-    server: float
-    """The process that serves."""
-    whole: float
-    """It and all its children."""
+    process: float
+    """Of the process alone."""
+    tree: float
+    """Of the process and all its descendants."""
 
-    def __sub__(self, other: "Spent") -> "Spent":
-        return Spent(self.server - other.server, self.whole - other.whole)
+    def __sub__(self, other: "ProcessorTime") -> "ProcessorTime":
+        return ProcessorTime(self.process - other.process, self.tree - other.tree)
 
-    def __truediv__(self, count: float) -> "Spent":
-        return Spent(self.server / count, self.whole / count)
+    def __truediv__(self, count: float) -> "ProcessorTime":
+        return ProcessorTime(self.process / count, self.tree / count)
 
 
-def spent_by(pid: int) -> Spent:
-    """Since it was started."""
-    own, todo, whole = _processor_ms(pid), [pid], 0.0
-    while todo:
-        one = todo.pop()
-        whole += own if one == pid else _processor_ms(one)
-        todo += children_of(one)
-    return Spent(own, whole)
+def processor_time_of(pid: int) -> ProcessorTime:
+    """The clocks of a process and its descendants, read now."""
+    process_ms, pids, tree_ms = _processor_ms(pid), [pid], 0.0
+    while pids:
+        next_pid = pids.pop()
+        tree_ms += process_ms if next_pid == pid else _processor_ms(next_pid)
+        pids += children_of(next_pid)
+    return ProcessorTime(process_ms, tree_ms)
 
 
 def _processor_ms(pid: int) -> float:
-    """What clock_getcpuclockid(3) gives for a process: all its threads, also those that have ended."""
+    """The clock that clock_getcpuclockid(3) names: all threads of a process, including those that have ended."""
     try:
         return time.clock_gettime_ns((~pid << 3) | CPUCLOCK_SCHED) / 1e6
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0.0

@@ -1,4 +1,4 @@
-"""Ratios of times that were taken turn about, with the spread of the rounds beside them."""
+"""Ratios of two programs' times, measured in alternating rounds, and the spread of these ratios."""
 
 from collections.abc import Sequence
 from statistics import median, quantiles
@@ -13,13 +13,13 @@ def spread(values: Sequence[float]) -> float:
 
 
 def report_ratio(
-    proof: Proof, key: str, over: Sequence[float], under: Sequence[float], least: float | None = None
+    proof: Proof, key: str, over_s: Sequence[float], under_s: Sequence[float], min_ratio: float | None = None
 ) -> None:
-    """median(over) / median(under), which must be at least so much, and the spread of the rounds."""
-    value = median(over) / median(under)
-    told = f"{median(over) * 1e3:.1f} / {median(under) * 1e3:.1f} ms"
-    if least is None:
-        proof.report(key, value, told)
+    """Report median(over_s) / median(under_s), which must be at least `min_ratio`, and the spread over the rounds."""
+    value = median(over_s) / median(under_s)
+    note = f"{median(over_s) * 1e3:.1f} / {median(under_s) * 1e3:.1f} ms"
+    if min_ratio is None:
+        proof.report(key, value, note)
     else:
-        proof.at_least(key, value, least, told)
-    proof.report(f"{key}_spread", spread([one / other for one, other in zip(over, under, strict=True)]))
+        proof.at_least(key, value, min_ratio, note)
+    proof.report(f"{key}_spread", spread([a / b for a, b in zip(over_s, under_s, strict=True)]))

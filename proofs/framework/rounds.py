@@ -10,13 +10,13 @@ from proofs.framework.proof import Proof
 def judge_ratio(
     proof: Proof, key: str, ratios: Sequence[float], *, at_most: float | None = None, at_least: float | None = None
 ) -> None:
-    """Report the median and the interval, and break the row where that rule says so."""
-    found = RatioInterval.of(ratios)
-    proof.report(f"{key}_low", found.low)
-    proof.report(f"{key}_high", found.high)
+    """Report the median and its interval, and judge the median by `RatioInterval.is_within`."""
+    ratio = RatioInterval.of(ratios)
+    proof.report(f"{key}_low", ratio.low)
+    proof.report(f"{key}_high", ratio.high)
     proof.report(f"{key}_rounds", len(ratios))
     bounds = {"at most": at_most, "at least": at_least}
     bound = " and ".join(f"{words} {value:g}" for words, value in bounds.items() if value is not None)
-    if found.is_wide:
-        say(f"    {key}: the interval is wider than a fifth of its median, which is judged itself")
-    proof.judge(key, found.median, f"interval not wholly beyond: {bound}", holds=found.is_within(at_most, at_least))
+    if ratio.is_wide:
+        say(f"    {key}: the interval is wider than a fifth of its median; the median is judged instead")
+    proof.judge(key, ratio.median, f"interval not wholly beyond: {bound}", holds=ratio.is_within(at_most, at_least))

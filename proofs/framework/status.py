@@ -1,9 +1,9 @@
-"""Writes the status of all proofs into `proofs/README.md` from `proofs/results/*.json`: nothing is typed.
+"""Writes the status of all proofs into `proofs/README.md` from `proofs/results/*.json`.
 
-python -m proofs.framework.status           rewrite what stands between the marks
-python -m proofs.framework.status --check   exit 1 if something would change
+python -m proofs.framework.status           rewrite the text between the marks of the page
+python -m proofs.framework.status --check   exit 1 if the text would change
 
-Rows are counted of current records only: one is of an older build where what it speaks of has changed since.
+Only rows of current records are counted. A record is of an older build once code that it covers has changed.
 """
 
 import re
@@ -19,14 +19,14 @@ PAGES = ("proofs/README.md",)
 OLDER = "older build"
 
 
-def of_proofs(found: Results) -> dict[str, Record]:
+def proof_records(all_results: Results) -> dict[str, Record]:
     """The records of proofs among all results."""
-    return {name: record for name, record in found.items() if name.startswith("proof-")}
+    return {name: record for name, record in all_results.items() if name.startswith("proof-")}
 
 
-def summary(found: Results, older: Collection[str]) -> str:
-    """One row for each record, and what the current ones amount to."""
-    records = of_proofs(found)
+def summary(all_results: Results, older: Collection[str]) -> str:
+    """One row for each record, and the totals of the current ones."""
+    records = proof_records(all_results)
     if not records:
         return _not_yet()
     current = [record for name, record in records.items() if name not in older]
@@ -44,9 +44,9 @@ def summary(found: Results, older: Collection[str]) -> str:
     return f"{table(('record', 'run of', 'commit', 'rows', 'do not hold'), rows)}\n\n{total}"
 
 
-def broken(found: Results, older: Collection[str]) -> str:
-    """Every bound that a committed run did not keep."""
-    records = of_proofs(found)
+def broken(all_results: Results, older: Collection[str]) -> str:
+    """One row for each bound that a recorded run did not keep."""
+    records = proof_records(all_results)
     rows = [
         (f"[{name}](results/{name}.json)", f"`{key}`", _figure(record, key), _bound(record, key), run)
         for name, record in records.items()
@@ -59,10 +59,10 @@ def broken(found: Results, older: Collection[str]) -> str:
     return table(header, rows) if rows else "In the committed records every bound holds."
 
 
-def every_row(found: Results) -> str:
+def every_row(all_results: Results) -> str:
     """A table for each record: every key, its figure, its bound, and whether it holds."""
     parts = []
-    for name, record in of_proofs(found).items():
+    for name, record in proof_records(all_results).items():
         keys = [*record["figures"], *(key for key in record["broken"] if key not in record["figures"])]
         rows = [(f"`{key}`", _figure(record, key), _bound(record, key), _verdict(record, key)) for key in keys]
         parts.append(f"### {name}\n\n{table(('key', 'figure', 'bound', 'holds'), rows)}")
@@ -77,12 +77,12 @@ def _figure(record: Record, key: str) -> str:
 
 
 def _bound(record: Record, key: str) -> str:
-    """Records of runs before bounds were recorded do not say what their figures were held to."""
+    """The bound of a figure in words; the oldest records have no bounds."""
     return str(record["bounds"].get(key, REPORTED)) if record.get("bounds") else "not in the record"
 
 
 def _verdict(record: Record, key: str) -> str:
-    """What is held to nothing neither holds nor breaks."""
+    """Whether a figure keeps its bound; a figure without a bound is not judged."""
     if key in record["broken"]:
         return "no"
     if not record.get("bounds"):
@@ -95,14 +95,14 @@ def _not_yet() -> str:
 
 
 def older_on(page: str) -> list[str]:
-    """Which records a page shows as of an older build. Any commit may add one, so a page is judged by its own list."""
+    """The records that a page shows as of an older build. A test checks the page with these: any commit may add one."""
     return re.findall(rf"^\| \[(proof-[a-z]+)\].*\| {OLDER} \|", page, re.MULTILINE)
 
 
 def writers(older: Collection[str]) -> Writers:
-    """Of the page, where the records of these names are of an older build."""
+    """The writers of the page's parts, where the records of these names are of an older build."""
     return {"summary": partial(summary, older=older), "broken": partial(broken, older=older), "rows": every_row}
 
 
 if __name__ == "__main__":
-    sys.exit(write(PAGES, writers([name for name, record in of_proofs(results()).items() if older_sections(record)])))
+    sys.exit(write(PAGES, writers([name for name, one in proof_records(results()).items() if older_sections(one)])))

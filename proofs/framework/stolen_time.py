@@ -1,10 +1,10 @@
-"""How long this machine's processors were away: their host ran another machine, and nobody in here was told in time.
+"""Stolen time: how long the host of this virtual machine ran other machines on each of its processors.
 
-`/proc/stat` counts stolen time too, but late and in hundredths of a second. So on each processor a program looks at the
-clock every PERIOD_S, before all others where it may, and writes down by how much it came late. What a thread loses
-meanwhile on that processor is not the doing of whoever is being measured.
+`/proc/stat` counts stolen time too, but late and in hundredths of a second. So a *bystander*, a process on each
+processor, with real-time priority where this is permitted, reads the clock every PERIOD_S and records how late it was.
+Time that a measured thread loses meanwhile on that processor is not its own fault.
 
-    started as `python -m proofs.framework.stolen_time PROCESSOR FILE` it is such a program, until it is killed
+    python -m proofs.framework.stolen_time PROCESSOR FILE     run one bystander until it is killed
 """
 
 import mmap
@@ -22,95 +22,95 @@ from tempfile import TemporaryDirectory
 from benchmarks.record import ROOT
 
 PERIOD_S = 0.002
-TOLD = struct.Struct("dd")
-"""When it looked last, and how long it was late in all."""
+RECORD = struct.Struct("dd")
+"""When a bystander last read the clock, and the sum of its delays, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bystander:
-    """One such program, seen from outside."""
+    """The process of one bystander, and the record it shares with us."""
 
     process: "subprocess.Popen[bytes]"
-    told: mmap.mmap
+    record: mmap.mmap
 
     def lost_s(self) -> float:
-        """What its processor has lost so far, that which it is losing at this moment included."""
+        """The time that its processor has lost so far, including a loss that still goes on."""
         while True:
-            last_s, late_s = TOLD.unpack_from(self.told)
-            if (last_s, late_s) == TOLD.unpack_from(self.told):
+            last_s, late_s = RECORD.unpack_from(self.record)
+            if (last_s, late_s) == RECORD.unpack_from(self.record):
                 return float(late_s + max(0.0, time.monotonic() - last_s - PERIOD_S))
 
     @property
     def has_begun(self) -> bool:
-        """It has looked at the clock once."""
-        return bool(TOLD.unpack_from(self.told)[0])
+        """Whether it has read the clock once."""
+        return bool(RECORD.unpack_from(self.record)[0])
 
 
 class StolenTime:
-    """Bystanders on all processors."""
+    """The losses of all processors, read from their bystanders."""
 
     def __init__(self, bystanders: Sequence[Bystander]) -> None:
         self.bystanders = bystanders
 
     def now(self) -> tuple[float, ...]:
-        """What each processor has lost so far."""
-        return tuple(one.lost_s() for one in self.bystanders)
+        """The seconds that each processor has lost so far."""
+        return tuple(bystander.lost_s() for bystander in self.bystanders)
 
     def since(self, before: tuple[float, ...]) -> float:
-        """The most that any processor has lost since then."""
+        """The most that any processor has lost since `now()` returned `before`."""
         return max(now_s - before_s for now_s, before_s in zip(self.now(), before, strict=True))
 
 
 @contextmanager
-def watched() -> Iterator[StolenTime]:
-    """Bystanders for as long as the block runs."""
+def watch_stolen_time() -> Iterator[StolenTime]:
+    """Run a bystander on each processor for as long as the block runs."""
     with TemporaryDirectory(prefix="quire-stolen-") as folder:
-        bystanders = [_started(processor, Path(folder)) for processor in sorted(os.sched_getaffinity(0))]
+        bystanders = [_start(processor, Path(folder)) for processor in sorted(os.sched_getaffinity(0))]
         try:
-            for one in bystanders:
-                _wait_begun(one)
+            for bystander in bystanders:
+                _wait_until_begun(bystander)
             yield StolenTime(bystanders)
         finally:
-            for one in bystanders:
-                one.process.kill()
-                one.process.wait()
-                one.told.close()
+            for bystander in bystanders:
+                bystander.process.kill()
+                bystander.process.wait()
+                bystander.record.close()
 
 
-def _started(processor: int, folder: Path) -> Bystander:
+def _start(processor: int, folder: Path) -> Bystander:
     path = folder / str(processor)
-    path.write_bytes(bytes(TOLD.size))
+    path.write_bytes(bytes(RECORD.size))
     process = subprocess.Popen(
         [sys.executable, "-m", "proofs.framework.stolen_time", str(processor), str(path)], cwd=ROOT
     )
-    return Bystander(process, _mapped(path))
+    return Bystander(process, _map_file(path))
 
 
-def _wait_begun(bystander: Bystander) -> None:
+def _wait_until_begun(bystander: Bystander) -> None:
     while not bystander.has_begun:
         if bystander.process.poll() is not None:
             raise RuntimeError(f"a bystander ended with code {bystander.process.returncode} before it began")
         time.sleep(0.01)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), TOLD.size)
+        return mmap.mmap(file.fileno(), RECORD.size)
 
 
-def stand_by(processor: int, path: Path) -> None:
-    """Look at the clock on this processor until somebody ends it."""
+def run_bystander(processor: int, path: Path) -> None:
+    """Read the clock on this processor until the process is killed."""
     os.sched_setaffinity(0, {processor})
-    with suppress(PermissionError):  # then it is late by what others compute there, too, and less is said of us
+    with suppress(PermissionError):  # then other programs on this processor delay it, too
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    told, late_s, last_s = _mapped(path), 0.0, time.monotonic()
+    record, late_s, last_s = _map_file(path), 0.0, time.monotonic()
     while True:
         time.sleep(PERIOD_S)
         now_s = time.monotonic()
         late_s += max(0.0, now_s - last_s - PERIOD_S)
         last_s = now_s
-        TOLD.pack_into(told, 0, last_s, late_s)
+        RECORD.pack_into(record, 0, last_s, late_s)
 
 
 if __name__ == "__main__":
-    stand_by(int(sys.argv[1]), Path(sys.argv[2]))
+    run_bystander(int(sys.argv[1]), Path(sys.argv[2]))

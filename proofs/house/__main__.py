@@ -1,5 +1,5 @@
-"""The tree keeps its own rules: imports go down, one word per thing, nothing too long, nothing without a line of
-reference.
+"""Checks the rules of the source tree: imports without cycles, one name per thing, lengths, documentation of all public
+names.
 
     make proof-house
 """
@@ -38,7 +38,7 @@ MAX_PRONOUNS = 0.3
 MAX_FOLDER_FILES, MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PROSE_CHARACTERS = 15, 600, 45, 100
 MAX_SOURCE_LINES, MAX_PROOF_LINES = 61_000, 22_500
 RECORDS = ("memory", "scheduler", "worker", "torch", "native", "doors")
-"""Whose records must be of the current build."""
+"""Proofs whose records must be of the current build."""
 COUPLING = (
     ("prose_matches", coupling.prose_matches, 40),
     ("private_uses", coupling.private_uses, 116),
@@ -52,12 +52,12 @@ def prove_imports(proof: Proof) -> None:
     graph = measures.import_graph(modules)
     rooms = measures.room_graph(graph, {module.name for module in modules if module.is_package})
     graphs = (measures.package_graph(graph), rooms, graph)
-    proof.none("circles", [circle for one in graphs for circle in measures.circles(one)])
-    words = ("from importlinter.cli import lint_imports_command as run; run()", "--config", "pyproject.toml")
-    done = subprocess.run([sys.executable, "-c", *words], cwd=ROOT, capture_output=True, text=True)
-    broken = re.findall(r"^(.*) BROKEN", done.stdout, re.MULTILINE)
-    if done.returncode and not broken:
-        raise RuntimeError(f"import-linter ended with {done.returncode}: {done.stderr[-500:]}")
+    proof.none("circles", [circle for each in graphs for circle in measures.circles(each)])
+    arguments = ("from importlinter.cli import lint_imports_command as run; run()", "--config", "pyproject.toml")
+    process = subprocess.run([sys.executable, "-c", *arguments], cwd=ROOT, capture_output=True, text=True)
+    broken = re.findall(r"^(.*) BROKEN", process.stdout, re.MULTILINE)
+    if process.returncode and not broken:
+        raise RuntimeError(f"import-linter ended with code {process.returncode}: {process.stderr[-500:]}")
     proof.none("upward_imports", broken, "broken contracts of import-linter")
 
 
@@ -84,7 +84,7 @@ def prove_words(proof: Proof) -> None:
     proof.at_most("pronouns", measures.pronouns_per_1000_lines(texts.values()), MAX_PRONOUNS, "in 1,000 lines")
     proof.none(
         "speech_words",
-        [one for path, text in texts.items() for one in measures.speech_words(path, text, allowed)],
+        [word for path, text in texts.items() for word in measures.speech_words(path, text, allowed)],
     )
     proof.at_most("speech_exceptions", len(allowed), 10)
 
@@ -100,7 +100,7 @@ def prove_rooms(proof: Proof) -> None:
     proof.at_most(
         "folder_files", max(count for folder, count in counts.items() if folder not in allowed.tables), MAX_FOLDER_FILES
     )
-    proof.report("folder_tables", len(allowed.tables), "folders that are tables of like things")
+    proof.report("folder_tables", len(allowed.tables), "folders that are lists of similar files")
 
 
 @section("documents")
@@ -120,9 +120,9 @@ def prove_documents(proof: Proof) -> None:
 @section("worker")
 def prove_worker(proof: Proof) -> None:
     loaded = asyncio.run(modules_of_a_worker())
-    wrong = [name for name in loaded if any(name == one or name.startswith(f"{one}.") for one in TEXT_MODULES)]
+    wrong = [name for name in loaded if any(name == text or name.startswith(f"{text}.") for text in TEXT_MODULES)]
     if "quire.backends.cpu.runner" not in loaded:
-        raise RuntimeError("the model of the worker was not run by the CPU backend")
+        raise RuntimeError("expected the worker to run its model on the CPU backend")
     proof.none("worker_text_imports", wrong)
 
 
@@ -135,7 +135,7 @@ def prove_records(proof: Proof) -> None:
     proof.equals("records_old", sum(map(bool, older.values())), 0, f"of {', '.join(RECORDS)}")
     uncounted = measures.Exceptions.read(EXCEPTIONS).uncounted
     seconds = [s for record in records.values() for title, s in record["seconds"].items() if title not in uncounted]
-    proof.report("proof_hours", sum(seconds) / 3600, "as the sections took last")
+    proof.report("proof_hours", sum(seconds) / 3600, "sum of the latest times of all sections")
 
 
 @section("sizes")
@@ -160,22 +160,22 @@ def num_lines(paths: Iterable[str]) -> int:
 
 
 def tree() -> list[measures.Module]:
-    """The source as it is."""
+    """Read and parse all modules of the source."""
     return measures.read_tree(ROOT / "src" / "quire")
 
 
 async def modules_of_a_worker() -> list[str]:
-    """What a worker has loaded after it has answered one request of a small model on the CPU backend."""
-    from tests.support.models import architectures  # noqa: PLC0415 - transformers makes the model, and takes seconds
+    """Return the modules that a worker has loaded after one request to a small model on the CPU backend."""
+    from tests.support.models import architectures  # noqa: PLC0415 - imports transformers, which takes seconds
 
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_events(events: Sequence[RequestEvent]) -> None:
-        if any(isinstance(event, Finished) for event in events) and not done.done():
-            done.set_result(None)
+        if any(isinstance(event, Finished) for event in events) and not finished.done():
+            finished.set_result(None)
 
     def on_failure(error: BaseException) -> None:
-        done.set_exception(error)
+        finished.set_exception(error)
 
     with TemporaryDirectory() as folder:
         report = Path(folder) / "modules"
@@ -190,25 +190,25 @@ async def modules_of_a_worker() -> list[str]:
         try:
             params, namespace = CoreParams(max_tokens=4), ready.info.namespace("house")
             supervisor.submit(Request("a", (5, 6, 7), namespace, 0.0, params))
-            await done
+            await finished
         finally:
             await supervisor.close()
         return report.read_text().splitlines()
 
 
 def commands() -> list[str]:
-    """Every command as a person types it."""
+    """Return every command as a user types it."""
     return [" ".join(("quire", *words)) for words in leaf_commands()]
 
 
 def git_files(pattern: str) -> list[str]:
-    """Files of the repository, new ones included."""
-    told = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
-    return subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    """Return files of the repository, including untracked ones."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def at_most(proof: Proof, key: str, value: float, where: str, bound: float) -> None:
-    """A row with an upper bound, and what is largest."""
+    """Add a row with an upper bound, and print where the value comes from."""
     say(f"    {where}")
     proof.at_most(key, value, bound)
 

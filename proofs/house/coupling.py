@@ -1,15 +1,15 @@
-"""How tightly tests hold to what may change: sentences of errors, private members, dotted paths. Read, never run."""
+"""Counts how tests depend on details that may change: error texts, private members, dotted paths of patches."""
 
 import ast
 from collections.abc import Iterator
 
 Place = tuple[int, str]
-"""A line, and what stands there."""
+"""A line number, and the code there."""
 OWNERS = frozenset({"self", "cls"})
 
 
 def prose_matches(tree: ast.AST) -> Iterator[Place]:
-    """Where a test compares an error's sentence: `match=` of a text, or `in str(error)`."""
+    """Yield comparisons with the text of an error: `match="..."` or `in str(error)`."""
     for node in ast.walk(tree):
         match node:
             case ast.keyword(arg="match", value=ast.Constant(value=str()) | ast.JoinedStr()):
@@ -19,13 +19,13 @@ def prose_matches(tree: ast.AST) -> Iterator[Place]:
 
 
 def private_uses(tree: ast.AST) -> Iterator[Place]:
-    """Private members of another module's objects, and private names imported."""
+    """Yield uses of private members of other objects, and imports of private names."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=owner, attr=name) if is_private(name) and not is_own(owner):
                 yield node.lineno, ast.unparse(node)
             case ast.ImportFrom(names=names):
-                yield from ((node.lineno, one.name) for one in names if is_private(one.name))
+                yield from ((node.lineno, alias.name) for alias in names if is_private(alias.name))
 
 
 def is_private(name: str) -> bool:
@@ -37,7 +37,7 @@ def is_own(owner: ast.expr) -> bool:
 
 
 def dotted_patches(tree: ast.AST) -> Iterator[Place]:
-    """What is replaced by a dotted path in a text, which no tool renames."""
+    """Yield patches by a dotted path in a string, which refactoring tools do not rename."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr="setattr" | "patch"), args=[ast.Constant(value=str(path)), *_]):

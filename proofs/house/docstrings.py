@@ -1,4 +1,4 @@
-"""Which public methods need a docstring of their own, and have none.
+"""Finds public methods that need a docstring and have none.
 
 Properties and members of protocols have a name and a type; an override has the docstring of its base, or of the
 protocol that its class implements without naming it. All other public methods of public classes need one.
@@ -33,35 +33,35 @@ class Class:
     @property
     def members(self) -> set[str]:
         """Methods, and attributes of the class and of its instances."""
-        found = {*self.methods}
+        names = {*self.methods}
         for node in ast.walk(self.node):
             match node:
                 case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                    found.add(name)
+                    names.add(name)
         for one in self.node.body:
             match one:
                 case ast.AnnAssign(target=ast.Name(id=name)):
-                    found.add(name)
+                    names.add(name)
                 case ast.Assign(targets=targets):
-                    found |= {target.id for target in targets if isinstance(target, ast.Name)}
-        return found
+                    names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        return names
 
 
 def undocumented(modules: Sequence[Module]) -> list[str]:
     """Public methods without a docstring that need one."""
     classes = _classes(modules)
-    protocols = {name: _all_members(name, classes) for name, one in classes.items() if one.is_protocol}
-    found = []
-    for name, one in classes.items():
-        if one.node.name.startswith("_") or one.is_protocol:
+    protocols = {name: _all_members(name, classes) for name, cls in classes.items() if cls.is_protocol}
+    names = []
+    for name, cls in classes.items():
+        if cls.node.name.startswith("_") or cls.is_protocol:
             continue
         missing = [
-            method.name for method in one.methods.values() if _is_plain(method) and not ast.get_docstring(method)
+            method.name for method in cls.methods.values() if _is_plain(method) and not ast.get_docstring(method)
         ]
         if missing:
-            known = _inherited(name, classes) | _implemented(_all_members(name, classes), protocols)
-            found += [f"{name}.{method}" for method in missing if method not in known]
-    return found
+            documented = _inherited(name, classes) | _implemented(_all_members(name, classes), protocols)
+            names += [f"{name}.{method}" for method in missing if method not in documented]
+    return names
 
 
 def _is_plain(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -83,7 +83,7 @@ def _classes(modules: Sequence[Module]) -> dict[str, Class]:
         if name not in known:
             first, dot, rest = text.partition(".")
             name = imported[module].get(first, first) + dot + rest
-        while name not in known:  # it was imported from where it was imported
+        while name not in known:  # the name was re-exported
             home, _, last = name.rpartition(".")
             if last not in imported.get(home, {}):
                 break
@@ -117,22 +117,22 @@ def _all_members(name: str, classes: Mapping[str, Class]) -> set[str]:
 
 
 def _inherited(name: str, classes: Mapping[str, Class]) -> set[str]:
-    """Methods that a base has, of the tree or of a library."""
-    found = set[str]()
+    """Return methods of all bases, in the tree or in libraries."""
+    names = set[str]()
     for base in _ancestors(name, classes):
-        found |= {*classes[base].methods} if base in classes else _library_members(base)
-    return found
+        names |= {*classes[base].methods} if base in classes else _library_members(base)
+    return names
 
 
 @cache
 def _library_members(name: str) -> frozenset[str]:
-    """Of a class that is not of the tree; none if its library is not installed."""
+    """Return the members of a library's class; none if the library is not installed."""
     home, _, last = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(home) if home else builtins, last, None)
+        cls = getattr(importlib.import_module(home) if home else builtins, last, None)
     except ImportError:
-        found = None
-    return frozenset(dir(found)) - frozenset(dir(object)) if found is not None else frozenset()
+        cls = None
+    return frozenset(dir(cls)) - frozenset(dir(object)) if cls is not None else frozenset()
 
 
 def _implemented(members: set[str], protocols: Mapping[str, set[str]]) -> set[str]:

@@ -1,7 +1,6 @@
-"""What can be measured of a source tree by reading it: imports, names, words, lengths, lines of prose.
+"""Measures a source tree by parsing it: imports, names, words, lengths, lines of prose.
 
-Pure functions over files. Nothing is imported from the tree that is measured. The exceptions are data: a committed
-list, each with its reason.
+Nothing is imported from the measured tree. Exceptions are listed in a committed file, each with its reason.
 """
 
 import ast
@@ -39,20 +38,20 @@ class Module:
 
 def read_tree(root: Path) -> list[Module]:
     """All modules of the package `root`, such as src/quire, by name."""
-    found = []
+    modules = []
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text(encoding="utf-8")
-        found.append(Module(name, path, text, ast.parse(text)))
-    return found
+        modules.append(Module(name, path, text, ast.parse(text)))
+    return modules
 
 
 # -- imports -----------------------------------------------------------------------------------------------------------
 
 
 def import_graph(modules: Sequence[Module]) -> dict[str, set[str]]:
-    """Which modules of the tree each one imports, at its top, inside functions or for the type checker alone."""
+    """Return the modules that each one imports, at its top, inside functions or only for the type checker."""
     known = {module.name for module in modules}
     return {module.name: set(_imported(module, known)) - {module.name} for module in modules}
 
@@ -72,7 +71,7 @@ def _imported(module: Module, known: set[str]) -> Iterator[str]:
 
 
 def _origin(node: ast.ImportFrom, module: Module) -> str:
-    """The module that stands behind `from`, with leading dots resolved."""
+    """Return the module after `from`, with leading dots resolved."""
     if not node.level:
         return node.module or ""
     parts = module.name.split(".")
@@ -81,7 +80,7 @@ def _origin(node: ast.ImportFrom, module: Module) -> str:
 
 
 def package_graph(graph: Graph) -> dict[str, set[str]]:
-    """The same between the packages one level below the root. The root's own files are no package."""
+    """Return the imports between packages one level below the root. The root's own files are not included."""
     packages: dict[str, set[str]] = defaultdict(set)
     for module, imported in graph.items():
         home = _package(module)
@@ -95,28 +94,29 @@ def _package(module: str) -> str:
 
 
 def room_graph(graph: Graph, packages: Collection[str]) -> dict[str, set[str]]:
-    """The same between folders that stand beside each other, at every depth.
+    """Return the imports between sibling folders ("rooms"), at every depth.
 
-    An import of `a.b.c.d` in `a.x.y` is one from `a.x` to `a.b`, if both are folders. A file that stands in `a` itself
-    is above or below all of them: what it imports is no import between folders.
+    An import of `a.b.c.d` in `a.x.y` is one from `a.x` to `a.b`, if both are folders. Imports of a file directly in `a`
+    are not imports between folders.
     """
     rooms: dict[str, set[str]] = defaultdict(set)
     for module, imported in graph.items():
         for other in imported:
-            here, there = module.split("."), other.split(".")
-            depth = next((at for at, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), 0)
-            source, target = ".".join(here[: depth + 1]), ".".join(there[: depth + 1])
+            source_parts, target_parts = module.split("."), other.split(".")
+            pairs = enumerate(zip(source_parts, target_parts, strict=False))
+            depth = next((index for index, pair in pairs if pair[0] != pair[1]), 0)
+            source, target = ".".join(source_parts[: depth + 1]), ".".join(target_parts[: depth + 1])
             if depth and source in packages and target in packages:
                 rooms[source].add(target)
     return dict(rooms)
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Groups of two or more that all import each other, by whatever way (Tarjan's strongly connected components)."""
+    """Return groups of two or more nodes in import cycles (Tarjan's strongly connected components)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    cycles: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -128,16 +128,16 @@ def circles(graph: Graph) -> list[list[str]]:
             elif other in stack:
                 low[node] = min(low[node], index[other])
         if low[node] == index[node]:
-            at = stack.index(node)
-            group = sorted(stack[at:])
-            del stack[at:]
+            start = stack.index(node)
+            group = sorted(stack[start:])
+            del stack[start:]
             if len(group) > 1:
-                found.append(group)
+                cycles.append(group)
 
     for node in sorted(graph):
         if node not in index:
             visit(node)
-    return found
+    return cycles
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
@@ -145,24 +145,24 @@ def circles(graph: Graph) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Exceptions:
-    """The committed list of what is allowed, each with its reason."""
+    """The committed list of allowed violations, each with its reason."""
 
     names: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """A name, and the modules that may share it."""
     siblings: tuple[str, ...] = ()
-    """Packages whose subpackages play the same part: files at the same place below them may share names."""
+    """Packages whose subpackages are alternatives: files with the same path below them may share names."""
     commands: str = ""
-    """The package of commands, where a command and its file have the name that a person types."""
+    """The package of commands, where a command and its file have the name that a user types."""
     speech: frozenset[str] = frozenset()
     """Identifiers with words of speech that are libraries' own."""
     tables: frozenset[str] = frozenset()
-    """Folders that are tables of like things, and may have more files than others."""
+    """Folders that are lists of similar files, and may have more of them."""
     uncounted: frozenset[str] = frozenset()
     """Sections of proofs whose time is not counted."""
 
     @classmethod
     def read(cls, path: Path) -> "Exceptions":
-        """From the committed list. Raises ValueError for one without a reason."""
+        """Read the committed list. Raises ValueError for an exception without a reason."""
         data = tomllib.loads(path.read_text())
         for one in (*data.get("name", ()), *data.get("table", ())):
             if not one["reason"].strip():
@@ -178,37 +178,37 @@ class Exceptions:
 
 
 def names_twice(modules: Sequence[Module], allowed: Exceptions) -> dict[str, list[str]]:
-    """Public top-level classes, functions and type aliases of one name in several modules."""
+    """Return public top-level classes, functions and type aliases whose name occurs in several modules."""
     homes: dict[str, list[str]] = defaultdict(list)
     for module in modules:
         for name in sorted(_public_names(module)):
             if not _is_command(module, name, allowed):
                 homes[name].append(module.name)
     return {
-        name: where
-        for name, where in sorted(homes.items())
-        if len(_apart(where, allowed)) > 1 and not set(where) <= allowed.names.get(name, frozenset())
+        name: places
+        for name, places in sorted(homes.items())
+        if len(_without_siblings(places, allowed)) > 1 and not set(places) <= allowed.names.get(name, frozenset())
     }
 
 
 def _public_names(module: Module) -> set[str]:
-    found = set()
+    names = set()
     for node in module.tree.body:
         if isinstance(node, Definition):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {one.id for one in targets if isinstance(one, ast.Name) and _is_alias(one.id)}
-    return {name for name in found if not name.startswith("_")}
+            names |= {one.id for one in targets if isinstance(one, ast.Name) and _is_alias(one.id)}
+    return {name for name in names if not name.startswith("_")}
 
 
 def _is_alias(name: str) -> bool:
-    """Spelled as a class is. Constants and type variables of one letter may repeat: each is its file's own."""
+    """Whether the name is CamelCase. Constants and type variables of one letter may repeat."""
     return len(name) > 1 and name[0].isupper() and not name.isupper() and "_" not in name
 
 
 def _is_command(module: Module, name: str, allowed: Exceptions) -> bool:
-    """Whether the name is one a person types: a decorated command, or the function its file is named after."""
+    """Whether a user types the name: a decorated command, or the function that its file is named after."""
     if not allowed.commands or not module.name.startswith(f"{allowed.commands}."):
         return False
     return name == module.path.stem or name in _decorated_commands(module)
@@ -223,12 +223,12 @@ def _decorated_commands(module: Module) -> set[str]:
     }
 
 
-def _apart(where: Sequence[str], allowed: Exceptions) -> set[str]:
-    """The modules with siblings folded together: `a.x.load` and `a.y.load` are one where `a` has siblings."""
-    return {_folded(name, allowed) for name in where}
+def _without_siblings(where: Sequence[str], allowed: Exceptions) -> set[str]:
+    """Replace siblings by `*`: `a.x.load` and `a.y.load` are one module if the subpackages of `a` are siblings."""
+    return {_fold(name, allowed) for name in where}
 
 
-def _folded(name: str, allowed: Exceptions) -> str:
+def _fold(name: str, allowed: Exceptions) -> str:
     for parent in allowed.siblings:
         rest = name.removeprefix(f"{parent}.").split(".")
         if name.startswith(f"{parent}.") and len(rest) > 1:
@@ -241,19 +241,19 @@ def _folded(name: str, allowed: Exceptions) -> str:
 
 @dataclass(frozen=True)
 class OldWord:
-    """A name that was given up: as a whole identifier, as a part of identifiers, in sentences, or as a file's name."""
+    """A word that is no longer used: as an identifier, as a part of one, in sentences, or as the name of a file."""
 
     identifier: str = ""
     part: str = ""
     text: str = ""
     file: str = ""
     within: tuple[str, ...] = ()
-    """Packages or modules where it is looked for; none: everywhere."""
+    """Packages or modules to search; empty: all."""
     outside: tuple[str, ...] = ()
-    """Where it may stay, because it means something else there."""
+    """Packages or modules where it is allowed, because it means something else there."""
 
     def concerns(self, module: str) -> bool:
-        """Whether the word is looked for in this module."""
+        """Whether the word is forbidden in this module."""
         is_within = not self.within or _is_in(module, self.within)
         return is_within and not _is_in(module, self.outside)
 
@@ -263,33 +263,33 @@ def _is_in(module: str, places: Iterable[str]) -> bool:
 
 
 def read_old_words(path: Path) -> list[OldWord]:
-    """The table `old_word` of the committed list."""
+    """Read the table `old_word` of the committed list."""
     listed: list[dict[str, Any]] = tomllib.loads(path.read_text()).get("old_word", [])
-    return [OldWord(**{key: _frozen(value) for key, value in one.items()}) for one in listed]
+    return [OldWord(**{key: _freeze(value) for key, value in one.items()}) for one in listed]
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
 def old_words(modules: Sequence[Module], words: Sequence[OldWord]) -> list[str]:
-    """Where old words stand in identifiers, file names, and sentences for people. Comments and docstrings may."""
-    found = []
+    """Find old words in identifiers, file names and strings. Comments and docstrings are not searched."""
+    violations = []
     for module in modules:
-        ours = [word for word in words if word.concerns(module.name)]
-        found += [f"{module.name}: file {word.file}" for word in ours if word.file == module.path.name]
+        concerned = [word for word in words if word.concerns(module.name)]
+        violations += [f"{module.name}: file {word.file}" for word in concerned if word.file == module.path.name]
         lines: dict[str, list[int]] = defaultdict(list)
         for line, name in identifiers(module.tree):
             lines[name].append(line)
-        for name, where in lines.items():
-            if any(_names(word, name) for word in ours):
-                found += [f"{module.name}:{line}: {name}" for line in where]
+        for name, numbers in lines.items():
+            if any(_occurs_in_name(word, name) for word in concerned):
+                violations += [f"{module.name}:{line}: {name}" for line in numbers]
         for line, text in sentences(module.tree):
-            found += [f"{module.name}:{line}: {word.text!r}" for word in ours if _says(word, text)]
-    return found
+            violations += [f"{module.name}:{line}: {word.text!r}" for word in concerned if _occurs_in(word, text)]
+    return violations
 
 
-def _names(word: OldWord, name: str) -> bool:
+def _occurs_in_name(word: OldWord, name: str) -> bool:
     if word.identifier:
         return name == word.identifier
     return bool(word.part) and f"_{word.part}_" in f"_{_snake(name)}_"
@@ -300,7 +300,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
 
 
-def _says(word: OldWord, text: str) -> bool:
+def _occurs_in(word: OldWord, text: str) -> bool:
     if not word.text or word.text.lower() not in text.lower():
         return False
     return bool(re.search(rf"(?<!\w){re.escape(word.text)}(?!\w)", text, re.IGNORECASE))
@@ -326,9 +326,9 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Every text that is no docstring: errors, log lines and help are among them, wherever they were put together.
+    """Yield every string that is not a docstring, with its line: errors, log messages and help are among them.
 
-    The docstring of a command is its help, but it is read as every docstring is.
+    The docstring of a command is its help, but it is skipped like every docstring.
     """
     silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -340,33 +340,33 @@ def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 PRONOUNS = re.compile(r"\b(?:nobody|somebody|anybody|everybody|whoever|whomever)\b", re.IGNORECASE)
 SPEECH = frozenset({"tell", "told", "hear", "heard", "say", "said", "ask", "asked", "given"})
-"""What machines do not do, and participles that stand for a thing: no identifier has one of these as a word."""
+"""Words of speech, and participles used as nouns: no identifier may contain one of them as a word."""
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"", re.DOTALL)
-"""Comments and texts of C++."""
+"""Comments and strings of C++."""
 
 
 def pronouns_per_1000_lines(texts: Iterable[str]) -> float:
-    """How often an actor has no name."""
-    num_found = num_lines = 0
+    """Return how many indefinite pronouns there are in 1,000 lines."""
+    num_pronouns = num_lines = 0
     for text in texts:
-        num_found += len(PRONOUNS.findall(text))
+        num_pronouns += len(PRONOUNS.findall(text))
         num_lines += text.count("\n")
-    return 1000 * num_found / max(1, num_lines)
+    return 1000 * num_pronouns / max(1, num_lines)
 
 
 def speech_words(name: str, text: str, allowed: Collection[str] = ()) -> list[str]:
-    """Identifiers of a Python or C++ file that have a word of speech, each with its line."""
+    """Find identifiers with a word of speech in a Python or C++ file."""
     if name.endswith(".py"):
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        found = [(token.start[0], token.string) for token in tokens if token.type == tokenize.NAME]
+        names = [(token.start[0], token.string) for token in tokens if token.type == tokenize.NAME]
     else:
         code = NOT_CODE.sub(lambda part: re.sub(r"[^\n]", " ", part[0]), text)
-        found = [(code.count("\n", 0, one.start()) + 1, one[0]) for one in IDENTIFIER.finditer(code)]
+        names = [(code.count("\n", 0, one.start()) + 1, one[0]) for one in IDENTIFIER.finditer(code)]
     return [
         f"{name}:{line}: {identifier}"
-        for line, identifier in found
+        for line, identifier in names
         if identifier not in allowed and SPEECH & {word.lower() for word in WORD.findall(identifier)}
     ]
 
@@ -375,12 +375,12 @@ def speech_words(name: str, text: str, allowed: Collection[str] = ()) -> list[st
 
 
 def longest_file(modules: Sequence[Module]) -> tuple[int, str]:
-    """Lines of the longest file, and which it is."""
+    """Return the number of lines of the longest file, and its name."""
     return max(((len(module.text.splitlines()), module.name) for module in modules), default=(0, ""))
 
 
 def files_of_folders(paths: Iterable[str]) -> dict[str, int]:
-    """How many code files each folder has of its own. A package's `__init__.py` is not counted."""
+    """Count code files directly in each folder, without `__init__.py`."""
     counts: dict[str, int] = defaultdict(int)
     for path in map(PurePosixPath, paths):
         if path.suffix in CODE and path.name != "__init__.py":
@@ -389,7 +389,7 @@ def files_of_folders(paths: Iterable[str]) -> dict[str, int]:
 
 
 def longest_function(modules: Sequence[Module]) -> tuple[int, str]:
-    """Lines of the longest function, from its first word to its last, and which it is."""
+    """Return the number of lines of the longest function, and its name."""
     sizes = (
         ((node.end_lineno or node.lineno) - node.lineno + 1, f"{module.name}.{node.name}")
         for module in modules
@@ -406,27 +406,27 @@ NO_PROSE = re.compile(r"\s*(?:#|\||<)|\[[^\]]+\]:\s")
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of Markdown that a writer can wrap."""
+    """Yield the lines of Markdown that can be wrapped, with their numbers."""
     fence = ""
-    for at, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         mark = FENCE.match(line)
         if mark and (not fence or (line.strip() == mark[1] and mark[1].startswith(fence))):
             fence = "" if fence else mark[1]
         elif not fence and not NO_PROSE.match(line):
-            yield at, line
+            yield number, line
 
 
 def longest_prose_line(pages: Iterable[Path], bound: int) -> tuple[int, str]:
-    """The longest line of prose, and where. A line that has no space before the bound cannot be cut and is passed over:
-    a link."""
+    """Return the length of the longest line of prose, and its place. Lines that cannot be wrapped, because they have no
+    space before the bound, are skipped."""
     longest, where = 0, ""
     for page in pages:
-        for at, line in prose_lines(page.read_text(encoding="utf-8")):
+        for number, line in prose_lines(page.read_text(encoding="utf-8")):
             marker = MARKER.match(line)
             content = line[len(marker[0]) :] if marker else line
             is_uncuttable = len(line) > bound and " " not in content[: bound + 1 - (len(line) - len(content))]
             if len(line) > longest and not is_uncuttable:
-                longest, where = len(line), f"{page}:{at}"
+                longest, where = len(line), f"{page}:{number}"
     return longest, where
 
 
@@ -434,17 +434,17 @@ def longest_prose_line(pages: Iterable[Path], bound: int) -> tuple[int, str]:
 
 
 def unmentioned(names: Iterable[str], pages: Iterable[Path]) -> list[str]:
-    """Names that no page has as a word of its own."""
+    """Return names that do not occur as a word on any page."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     return [name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)]
 
 
 def routes(modules: Sequence[Module], calls: Sequence[str] = ("add_route", "Route")) -> list[str]:
-    """Paths that are given to a call that adds a route, braces as they are written."""
-    found = []
+    """Return the paths in calls that add a route, with their braces."""
+    paths = []
     for module in modules:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in calls:
                 texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-                found += [text for text in texts if text.startswith("/")]
-    return sorted(set(found))
+                paths += [text for text in texts if text.startswith("/")]
+    return sorted(set(paths))

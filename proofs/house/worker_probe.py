@@ -1,6 +1,6 @@
-"""A real worker that writes down which modules it has loaded when it is told to close.
+"""A real worker that writes the names of its loaded modules to a file when it ends.
 
-python -m proofs.house.worker_probe SOCKET PAGE LEASH PARENT, as a supervisor starts a worker.
+A supervisor starts it like any worker: `python -m proofs.house.worker_probe SOCKET PAGE LEASH PARENT`.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from quire.worker.child.process import run_worker
 
 REPORT = "WORKER_MODULES"
-"""The variable that names the file to write."""
+"""The environment variable with the path of that file."""
 
 if __name__ == "__main__":
     code = run_worker(sys.argv[1:])

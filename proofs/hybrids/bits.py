@@ -1,8 +1,8 @@
-"""The same bits of a hybrid in any circumstance: cut anywhere, in company, from a kept state, forked, after a kill.
+"""The same bits of a hybrid in any circumstance: in chunks, in a batch, from a saved state, forked, after a crash.
 
-By hand: logits of whole sequences, whose states are kept at every block border on the way and gone on from. By the
-engine: sampled answers with their log-probabilities, as `models/bits` asks for them, and once more by a new engine that
-is given the first half of each.
+Without a scheduler: logits of whole sequences, also continued from the recurrent state at every block border. With the
+engine: sampled answers with log-probabilities, as in `models/bits`, and again by a new engine that restores the prompt
+and the first part of each answer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +11,9 @@ from random import Random
 from benchmarks.steps import BLOCK, make_runner, make_store
 from proofs.cpu.loading import AUTO, FLOAT32, load_decoder
 from proofs.framework.proof import Proof, section
-from proofs.models.bits import answers_in_other_ways, report_pairs
+from proofs.models.bits import compare_answers, report_pairs
 from proofs.models.llamacpp_converter import convert
-from proofs.numerics.native_bits import Desk, Life, Pairs, threads
+from proofs.numerics.native_bits import FedSequence, Harness, Pairs, threads
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.state_store import StateStore
 from quire.core.events import Token
@@ -25,12 +25,12 @@ from tests.support.models.models import Ask, Machine, random_params
 
 NUM_BLOCKS, NUM_SLOTS = 256, 64
 LONGEST = 5 * BLOCK
-IN_EIGHT_BITS = ("qwen3-next", "qwen3.5", "granite4")
+MODELS_IN_8_BITS = ("qwen3-next", "qwen3.5", "granite4")
 SIZES = {"max_sequence_tokens": 4096}
 
 
-class StateDesk(Desk):
-    """A model with a store of blocks and one of states."""
+class StateHarness(Harness):
+    """A harness with a store of recurrent states beside the KV blocks."""
 
     states: StateStore
 
@@ -39,45 +39,47 @@ class StateDesk(Desk):
         self.states = StateStore(model.slot_size, NUM_SLOTS)
         self._slots = random.sample(range(1, NUM_SLOTS + 1), NUM_SLOTS)
 
-    def begin(self, tokens: list[int], after: Life | None = None, slot: int = ZERO_SLOT, done: int = 0) -> Life:
-        """A sequence from its first token on, or from a state in a slot, with another's blocks before that."""
+    def begin(
+        self, tokens: list[int], after: FedSequence | None = None, slot: int = ZERO_SLOT, done: int = 0
+    ) -> FedSequence:
+        """Begin a sequence; or continue one from the state in `slot`, with the blocks of `after` before it."""
         shared = [] if after is None else after.blocks[: done // BLOCK]
         count = -(-len(tokens) // BLOCK) - len(shared)
-        taken = self.free[:count]
-        self.free = self.free[count:] + taken
-        self._slots = self._slots[1:] + self._slots[:1]
-        life = Life(tokens, [*shared, *taken], done, slot=self._slots[-1])
-        self.states.copy([SlotCopy(slot, life.slot)])
-        return life
+        new_blocks = self.free[:count]
+        self.free, self._slots = self.free[count:] + new_blocks, self._slots[1:] + self._slots[:1]
+        sequence = FedSequence(tokens, [*shared, *new_blocks], done, slot=self._slots[-1])
+        self.states.copy([SlotCopy(slot, sequence.slot)])
+        return sequence
 
-    def step(self, lives: Sequence[Life], counts: Sequence[int]) -> None:
-        """One step with so many tokens of each."""
-        items = [life.item(at, count) for at, (life, count) in enumerate(zip(lives, counts, strict=True))]
-        for life, digests in zip(lives, self.feed(items), strict=True):
-            life.take(digests)
+    def step(self, sequences: Sequence[FedSequence], counts: Sequence[int]) -> None:
+        """Run one step that feeds `counts[i]` tokens of sequence i."""
+        pairs = enumerate(zip(sequences, counts, strict=True))
+        items = [sequence.item(index, count) for index, (sequence, count) in pairs]
+        for sequence, digests in zip(sequences, self.feed(items), strict=True):
+            sequence.append(digests)
 
-    def run(self, life: Life, ends: Iterable[int]) -> Life:
-        """Alone, in runs that end there."""
+    def run(self, sequence: FedSequence, ends: Iterable[int]) -> FedSequence:
+        """Compute the sequence alone, in chunks that end at these positions."""
         for end in ends:
-            life.run(self, until=end)
-        return life
+            sequence.run(self, until=end)
+        return sequence
 
 
 @section("the same bits in any circumstance")
 def same_bits(proof: Proof) -> None:
-    """Every hybrid, and some with weights in 8 bits and integer products."""
+    """Every hybrid; some also with 8-bit weights and integer products."""
     pairs, num_forks = Pairs(), 0
     for name, model in _models(proof):
-        desk = StateDesk(proof.random, model)
+        harness = StateHarness(proof.random, model)
         texts = [_text(proof.random) for _ in range(proof.sized(quick=2, full=14))]
-        known = [desk.run(desk.begin(text), [len(text)]).digests for text in texts]
-        for text, digests in zip(texts, known, strict=True):
-            _other_cuts(proof.random, desk, pairs, text, digests)
-            _from_every_border(desk, pairs, text, digests)
-            _forked(proof.random, desk, pairs, text, digests)
-        _together(proof.random, desk, pairs, texts, known)
-        num_forks += answers_in_other_ways(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
-        _after_a_kill(proof.random, pairs, model, proof.sized(quick=2, full=6))
+        references = [harness.run(harness.begin(text), [len(text)]).digests for text in texts]
+        for text, digests in zip(texts, references, strict=True):
+            _cut_anywhere(proof.random, harness, pairs, text, digests)
+            _compare_resumed(harness, pairs, text, digests)
+            _compare_forks(proof.random, harness, pairs, text, digests)
+        _compare_batch(proof.random, harness, pairs, texts, references)
+        num_forks += compare_answers(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
+        _compare_restored(proof.random, pairs, model, proof.sized(quick=2, full=6))
     for kind in ("cut", "one_by_one", "border", "forked", "together", "killed"):
         proof.at_least(f"bitexact_{kind}", pairs.counts[kind], proof.sized(quick=1, full=60))
     report_pairs(proof, pairs, num_forks)
@@ -86,7 +88,7 @@ def same_bits(proof: Proof) -> None:
 def _models(proof: Proof) -> Iterator[tuple[str, Decoder]]:
     for name in architectures.HYBRIDS if proof.is_full else ("qwen3-next", "lfm2", "granite4"):
         yield name, load_decoder(architectures.directory(name), **FLOAT32, **SIZES)
-    for name in IN_EIGHT_BITS if proof.is_full else ():
+    for name in MODELS_IN_8_BITS if proof.is_full else ():
         file = convert(architectures.directory(name), proof.folder / f"bits-{name}.gguf", "MOSTLY_Q8_0")
         yield f"{name} in 8 bits", load_decoder(file, **AUTO, **SIZES)
 
@@ -96,71 +98,65 @@ def _text(random: Random) -> list[int]:
     return [random.randrange(3, architectures.VOCABULARY_SIZE) for _ in range(length)]
 
 
-def _other_cuts(random: Random, desk: StateDesk, pairs: Pairs, text: list[int], expected: list[bytes]) -> None:
-    """In runs of one token, in runs of any lengths, at each single place of a short text; on one thread."""
-    pairs.judge("one_by_one", desk.run(desk.begin(text), range(1, len(text) + 1)).digests, expected)
+def _cut_anywhere(random: Random, harness: StateHarness, pairs: Pairs, text: list[int], expected: list[bytes]) -> None:
+    """Compare chunks of one token, chunks of random lengths, two chunks cut at each position, and one thread."""
+    pairs.compare("one_by_one", harness.run(harness.begin(text), range(1, len(text) + 1)).digests, expected)
     for _ in range(4):
-        places = random.sample(range(1, len(text)), random.randint(0, min(len(text) - 1, 9)))
-        pairs.judge("cut", desk.run(desk.begin(text), [*sorted(places), len(text)]).digests, expected)
-    for at in range(1, len(text) if len(text) <= BLOCK // 2 else 1):
-        pairs.judge("cut", desk.run(desk.begin(text), [at, len(text)]).digests, expected)
+        positions = random.sample(range(1, len(text)), random.randint(0, min(len(text) - 1, 9)))
+        pairs.compare("cut", harness.run(harness.begin(text), [*sorted(positions), len(text)]).digests, expected)
+    for position in range(1, len(text) if len(text) <= BLOCK // 2 else 1):
+        pairs.compare("cut", harness.run(harness.begin(text), [position, len(text)]).digests, expected)
     with threads(1):
-        pairs.judge("one_thread", desk.run(desk.begin(text), [len(text)]).digests, expected)
+        pairs.compare("one_thread", harness.run(harness.begin(text), [len(text)]).digests, expected)
 
 
-def _from_every_border(desk: StateDesk, pairs: Pairs, text: list[int], expected: list[bytes]) -> None:
-    """A state is kept at each block border; from each of them the rest is computed again, by another sequence."""
-    first = desk.begin(text)
+def _compare_resumed(harness: StateHarness, pairs: Pairs, text: list[int], expected: list[bytes]) -> None:
+    """Copy the state at each block border, and compute the rest from it as another sequence."""
+    source = harness.begin(text)
     for border in range(BLOCK, len(text), BLOCK):
-        desk.run(first, [border])
-        again = desk.begin(text, first, first.slot, border)
-        pairs.judge("border", desk.run(again, [len(text)]).digests, expected[border:])
+        harness.run(source, [border])
+        resumed = harness.begin(text, source, source.slot, border)
+        pairs.compare("border", harness.run(resumed, [len(text)]).digests, expected[border:])
 
 
-def _forked(random: Random, desk: StateDesk, pairs: Pairs, text: list[int], expected: list[bytes]) -> None:
-    """Two go on from one state, in turn: one with the same tokens, one with others, which must not be noticed."""
-    at = random.randint(1, len(text) - 1)
-    parent = desk.run(desk.begin(text), [at])
-    other = desk.begin([*text[:at], *(text[at:][::-1])])
-    desk.run(other, [at])
-    desk.states.copy([SlotCopy(parent.slot, other.slot)])
+def _compare_forks(random: Random, harness: StateHarness, pairs: Pairs, text: list[int], expected: list[bytes]) -> None:
+    """Continue two sequences from one state in one batch, with different tokens: neither may affect the other."""
+    position = random.randint(1, len(text) - 1)
+    parent = harness.run(harness.begin(text), [position])
+    fork = harness.begin([*text[:position], *(text[position:][::-1])])
+    harness.run(fork, [position])
+    harness.states.copy([SlotCopy(parent.slot, fork.slot)])
     while parent.done < len(text):
-        desk.step([parent, other], [1, 1])
-    pairs.judge("forked", parent.digests, expected)
-    alone = desk.run(desk.begin(other.tokens), [len(other.tokens)])
-    pairs.judge("forked", other.digests, alone.digests)
+        harness.step([parent, fork], [1, 1])
+    pairs.compare("forked", parent.digests, expected)
+    alone = harness.run(harness.begin(fork.tokens), [len(fork.tokens)])
+    pairs.compare("forked", fork.digests, alone.digests)
 
 
-def _together(
-    random: Random, desk: StateDesk, pairs: Pairs, texts: Sequence[list[int]], known: Sequence[list[bytes]]
+def _compare_batch(
+    random: Random, harness: StateHarness, pairs: Pairs, texts: Sequence[list[int]], known: Sequence[list[bytes]]
 ) -> None:
-    """All in every step until they are done, some with one token and some with many."""
-    lives = [desk.begin(text) for text in texts]
-    while waiting := [one for one in lives if one.num_left]:
-        chosen = random.sample(waiting, random.randint(1, len(waiting)))
-        desk.step(chosen, [min(random.choice([1, 1, 5, 33]), one.num_left) for one in chosen])
-    for life, expected in zip(lives, known, strict=True):
-        pairs.judge("together", life.digests, expected)
+    """Compare sequences that run in random batches, with one or many tokens per step."""
+    sequences = [harness.begin(text) for text in texts]
+    while unfinished := [one for one in sequences if one.num_remaining]:
+        batch = random.sample(unfinished, random.randint(1, len(unfinished)))
+        harness.step(batch, [min(random.choice([1, 1, 5, 33]), one.num_remaining) for one in batch])
+    for sequence, expected in zip(sequences, known, strict=True):
+        pairs.compare("together", sequence.digests, expected)
 
 
-def _after_a_kill(random: Random, pairs: Pairs, model: Decoder, count: int) -> None:
-    """A new engine with an empty memory is given the prompt and the first part of an answer."""
+def _compare_restored(random: Random, pairs: Pairs, model: Decoder, count: int) -> None:
+    """Restore a prompt and the first part of its answer in a new engine with an empty cache, and compare the rest."""
     for _ in range(count):
         ask = Ask(_text(random), random_params(random, 20), random.getrandbits(63))
         Machine(make_runner(model, make_store(model, NUM_BLOCKS))).alone(ask)
         produced = tuple(ask.tokens[: random.randrange(1, len(ask.tokens))]) if len(ask.tokens) > 1 else ()
         machine = Machine(make_runner(model, make_store(model, NUM_BLOCKS)))
-        request = Request(
-            "again",
-            tuple(ask.prompt),
-            machine.engine.info.namespace("group"),
-            0.0,
-            ask.params,
-            ask.seed,
-            continuations=(Continuation(0, produced),),
+        namespace, continuations = machine.engine.info.namespace("group"), (Continuation(0, produced),)
+        machine.engine.restore(
+            Request("again", tuple(ask.prompt), namespace, 0.0, ask.params, ask.seed, continuations=continuations)
         )
-        machine.engine.restore(request)
-        found = list(produced)
+        tokens = list(produced)
         while machine.engine.has_work:
-            found += [one.token_id for one in machine.engine.step(lambda: 0.0) if isinstance(one, Token)]
-        pairs.judge("killed", [bytes(str(found), "ascii")], [bytes(str(ask.tokens), "ascii")])
+            tokens += [event.token_id for event in machine.engine.step(lambda: 0.0) if isinstance(event, Token)]
+        pairs.compare("killed", [bytes(str(tokens), "ascii")], [bytes(str(ask.tokens), "ascii")])

@@ -1,5 +1,5 @@
-"""Greedy tokens of hybrids against transformers in float32, from safetensors and from GGUF files, as `models/parity`
-does it for the other families."""
+"""Compares greedy tokens of hybrids with transformers in float32, from safetensors and from GGUF files, as
+`models/parity` does for the other families."""
 
 from proofs.framework.proof import Proof, section
 from proofs.models.parity import compare_files
@@ -11,12 +11,12 @@ NOT_IN_GGUF = {
     "lfm2-moe-scaled": "the converter leaves the factor of experts out: published models have none",
     "granite4-turned": "the format's hybrids of this family have no positions",
 }
-"""What the format does not have, and why."""
+"""Models that GGUF files cannot hold, and the reason."""
 
 
 @section("parity with transformers")
 def parity(proof: Proof) -> None:
-    """All hybrids as they come in both kinds of files."""
+    """All hybrids, from both kinds of files."""
     families = {kind for kind, _ in architectures.HYBRIDS.values()}
     known = {name for name, family in FAMILIES.items() if family.recurrent is not None}
     proof.equals("parity_families", len(families), len(known), "all hybrids of the table")

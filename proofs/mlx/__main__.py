@@ -1,11 +1,11 @@
 """`make proof-mlx`: models of mlx-lm over quire's blocks, on MLX's CPU build or on a Mac.
 
-    kit      the runner's contract, how exact MLX is, and that nothing above knows a backend by its name
-    parity   mlx-lm's own tokens, in plain and quantised weights; the CPU backend's tokens
-    store    what a step allocates: nothing that grows with the pool, nothing for a found prefix
+    kit      the runner's contract, and how exact MLX computes
+    parity   tokens compared with mlx-lm's, in plain and quantised weights, and with the CPU backend's
+    store    allocations of a step: nothing that grows with the pool, nothing for a cached prefix
     served   behind the real server: without torch, and with workers that are killed
 
-Models: `make model`. The section "beside the CPU backend" needs the kernels, and the extra torch for making models.
+It needs the models of `make model`. The section "beside the CPU backend" needs the kernels, and torch to make models.
 """
 
 import sys

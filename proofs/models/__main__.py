@@ -1,14 +1,14 @@
-"""`make proof-models`: the families of today on the CPU backend, mixtures of experts among them.
+"""`make proof-models`: model families on the CPU backend, including mixtures of experts.
 
     parity    every family's tokens against transformers, from safetensors and from GGUF files
-    real      real weights in 4 bits: perplexity against transformers
+    real      published weights in 4 bits: perplexity against transformers
     bits      the same bits in any circumstance: experts, windows, sinks, shared keys and values
     text      templates and tokenizers against transformers
-    speed     a mixture beside the memory's speed
-    refused   what the guide lists, and what is taken
+    speed     a mixture of experts against memory bandwidth
+    refused   the guide lists exactly the families that quire accepts
 
-Models: `make model model-coder model-gemma`; the mixture is made by the proof. Beside llama.cpp: `make
-peers`.
+It needs the models of `make model model-coder model-gemma`, and generates the mixture itself. `make peers` compares
+with llama.cpp.
 """
 
 import sys
@@ -16,10 +16,10 @@ import sys
 from proofs.framework.proof import run
 from proofs.models import bits, parity, real, refused, speed, text
 
-ROOMS = (parity, real, bits, text, speed, refused)
+PARTS = (parity, real, bits, text, speed, refused)
 
 
 PATHS = ("src/quire/backends", "src/quire/checkpoints", "src/quire/text", "native")
 
 if __name__ == "__main__":
-    sys.exit(run("models", *ROOMS, paths=PATHS))
+    sys.exit(run("models", *PARTS, paths=PATHS))

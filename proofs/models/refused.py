@@ -1,8 +1,7 @@
-"""The default configuration of every text decoder that transformers has: taken if the guide lists its family, else not.
+"""Checks the guide's list of families with the default configuration of every text decoder in transformers.
 
-What the guide says is read from its table: a family that is listed and refused, or taken and not listed, is a lie of
-one of both. Models that transformers computes for us (the adapter) are not listed: whether one of them can be run is
-asked when it is loaded.
+A family of the guide's table must be accepted, any other must be refused. Models that only the torch backend runs,
+with transformers' own code, are not listed: whether they can be run is checked when they are loaded.
 """
 
 import re
@@ -22,44 +21,44 @@ GUIDE = ROOT / "docs" / "guides" / "models.md"
 ROW = re.compile(r"^\| [^|]+ \| `(\w+)` \| `[\w-]+` \|", re.MULTILINE)
 
 
-def listed() -> set[str]:
-    """What the guide's table says."""
+def listed_families() -> set[str]:
+    """Return the families in the guide's table."""
     return set(ROW.findall(GUIDE.read_text()))
 
 
 @section("what is refused")
 def refused(proof: Proof) -> None:
-    """Every text decoder by its default configuration."""
-    names, wrong = listed(), 0
-    proof.equals("listed_families", len(names ^ set(FAMILIES)), 0, "in the table or in the guide, not in both")
+    """Check the default configuration of every text decoder."""
+    names, num_wrong = listed_families(), 0
+    proof.equals("listed_families", len(names ^ set(FAMILIES)), 0, "in only one of the family table and the guide")
     kinds = [kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind in CONFIG_MAPPING]
-    taken = 0
+    num_accepted = 0
     for kind in kinds:
         config = _default_config(kind)
         reason = _why_refused(config)
-        # Of a model that also sees, the guide promises the text part, if that is of a listed family.
+        # Of a multimodal model the guide promises the text part, if that is of a listed family.
         is_listed = bool(names & {kind, (config.get("text_config") or {}).get("model_type")})
-        taken += reason is None
+        num_accepted += reason is None
         if is_listed != (reason is None):
-            say(f"  {kind}: {'listed' if is_listed else 'not listed'}, {reason or 'taken'}")
-            wrong += 1
+            say(f"  {kind}: {'listed' if is_listed else 'not listed_families'}, {reason or 'accepted'}")
+            num_wrong += 1
     proof.at_least("decoder_kinds", len(kinds), 150, "of transformers")
-    proof.report("decoder_kinds_taken", taken)
-    proof.equals("refused_wrongly", wrong, 0)
+    proof.report("decoder_kinds_taken", num_accepted)
+    proof.equals("refused_wrongly", num_wrong, 0)
 
 
 def _default_config(kind: str) -> dict[str, Any]:
-    """One that transformers itself refuses is no configuration: only its name is left."""
+    """Return the default configuration, or only its name if transformers has no valid default."""
     try:
-        found: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
+        config: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
     except StrictDataclassError as error:
         say(f"  {kind}: transformers has no default: {str(error)[:100]}")
         return {"model_type": kind}
-    return found
+    return config
 
 
 def _why_refused(config: dict[str, Any]) -> str | None:
-    """None if it is taken."""
+    """Return the reason why the configuration is refused; None if it is accepted."""
     config = text_config(config)
     if (reason := why_not_decoder(config)) is not None:
         return reason

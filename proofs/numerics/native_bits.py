@@ -1,7 +1,7 @@
 """The same bits in any circumstance: logits of whole sequences, sampled answers, one greedy answer a thousand times.
 
-Sequences are fed by hand, so that every circumstance is the one that is named. Every row's logits become a digest of
-their bytes: stricter than comparing numbers, and small enough to keep the reference of every sequence.
+Sequences are fed without a scheduler, so that every batch and chunk is exactly the intended one. The logits of each row
+become a digest of their bytes, which is stricter than comparing numbers and small enough to store for every sequence.
 """
 
 import math
@@ -40,11 +40,11 @@ LEAST_OF_EACH = 150
 NUM_BLOCKS = 4_000
 
 
-class Desk:
-    """A model and a store, fed by hand; every row's logits become a digest."""
+class Harness:
+    """Runs a model and a KV store without a scheduler, and returns a digest of each row's logits."""
 
     states: StateStore | None = None
-    """Of models that have recurrent layers."""
+    """The state store of models with recurrent layers."""
 
     def __init__(
         self, random: Random, model: Decoder | None = None, num_blocks: int = NUM_BLOCKS, dtype: Dtype = "float32"
@@ -56,7 +56,7 @@ class Desk:
         self._hashers = ThreadPoolExecutor(2)
 
     def feed(self, items: Sequence[WorkItem]) -> list[list[bytes]]:
-        """Digests of the logits of every fed row, item by item."""
+        """Run one step, and return the digests of its rows' logits, item by item."""
         batch = make_batch(items, BLOCK)
         num_rows = sum(len(item.token_ids) for item in items)
         logits = self._model.compute(batch, self._store, np.arange(num_rows), states=self.states).logits
@@ -66,17 +66,17 @@ class Desk:
 
     @contextmanager
     def blocks(self, num_tokens: int) -> Iterator[list[int]]:
-        """Blocks for so many tokens, in no order, given back in another."""
+        """Random blocks for so many tokens; they are returned to the free list in another order."""
         count = -(-num_tokens // BLOCK)
-        taken, self.free = self.free[:count], self.free[count:]
-        yield list(taken)
-        self.free += self.random.sample(taken, count)
+        blocks, self.free = self.free[:count], self.free[count:]
+        yield list(blocks)
+        self.free += self.random.sample(blocks, count)
         self.random.shuffle(self.free)
 
 
 @dataclass
-class Life:
-    """One sequence, its blocks, how far it is, and the digests of its rows so far."""
+class FedSequence:
+    """One sequence: its tokens, its blocks, the number of computed tokens, and the digests of their rows."""
 
     tokens: list[int]
     blocks: list[int]
@@ -85,7 +85,7 @@ class Life:
     slot: int = ZERO_SLOT
 
     @property
-    def num_left(self) -> int:
+    def num_remaining(self) -> int:
         return len(self.tokens) - self.done
 
     def item(self, number: int, count: int) -> WorkItem:
@@ -93,58 +93,58 @@ class Life:
         fed = tuple(self.tokens[self.done : end])
         return WorkItem(number, fed, self.done, tuple(self.blocks), state_slot=self.slot)
 
-    def take(self, digests: list[bytes]) -> None:
+    def append(self, digests: list[bytes]) -> None:
         self.digests += digests
         self.done += len(digests)
 
-    def run(self, desk: Desk, size: int = MAX_STEP_TOKENS, until: int | None = None) -> "Life":
-        """Alone, in chunks of this size."""
+    def run(self, harness: Harness, size: int = MAX_STEP_TOKENS, until: int | None = None) -> "FedSequence":
+        """Compute the sequence alone, in chunks of this size."""
         until = len(self.tokens) if until is None else until
         while self.done < until:
-            self.take(desk.feed([self.item(0, min(size, until - self.done))])[0])
+            self.append(harness.feed([self.item(0, min(size, until - self.done))])[0])
         return self
 
 
 @dataclass
-class Known:
-    """What was fed, and the digests of its rows alone and whole."""
+class Reference:
+    """A sequence, and the digests of its rows when computed alone in one piece."""
 
     tokens: list[int]
     digests: list[bytes]
 
 
 class Pairs:
-    """Counts circumstances and what differed in them."""
+    """Counts comparisons by circumstance, and those that differed."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.wrong = 0
+        self.counts, self.wrong = Counter[str](), 0
 
-    def judge(self, kind: str, found: list[bytes], expected: list[bytes]) -> None:
+    def compare(self, kind: str, digests: list[bytes], expected: list[bytes]) -> None:
         self.counts[kind] += 1
-        if found != expected:
+        if digests != expected:
             self.wrong += 1
-            at = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), -1)
-            say(f"  not the same bits: {kind}, {len(expected)} rows, first at row {at}")
+            rows = enumerate(zip(digests, expected, strict=False))
+            row = next((row for row, pair in rows if pair[0] != pair[1]), -1)
+            say(f"  not the same bits: {kind}, {len(expected)} rows, first at row {row}")
 
 
 @section("the same bits in any circumstance")
 def bit_exact(proof: Proof) -> None:
-    """Every circumstance the promise names, each often enough; all logits of every sequence in each."""
-    random = proof.random
-    desk, pairs = Desk(random), Pairs()
+    """Compare all logits of many sequences in every circumstance that the promise names."""
+    random, harness, pairs = proof.random, Harness(proof.random), Pairs()
     longest = LONGEST if proof.is_full else 160
-    known = [known_of(desk, one) for one in _texts(random, longest, proof.sized(quick=64, full=LEAST_OF_EACH))]
-    for one in known if proof.is_full else known[:8]:
-        other_ways(desk, pairs, one)
+    texts = _texts(random, longest, proof.sized(quick=64, full=LEAST_OF_EACH))
+    references = [reference_of(harness, text) for text in texts]
+    for expected in references if proof.is_full else references[:8]:
+        compare_alone(harness, pairs, expected)
     short = min(longest, LONGEST_TOKEN_BY_TOKEN)
     for tokens in _texts(random, short, proof.sized(quick=8, full=LEAST_OF_EACH)):
-        one = known_of(desk, tokens)
-        with desk.blocks(len(tokens)) as blocks:
-            pairs.judge("token_by_token", Life(tokens, blocks).run(desk, 1).digests, one.digests)
+        expected = reference_of(harness, tokens)
+        with harness.blocks(len(tokens)) as blocks:
+            pairs.compare("token_by_token", FedSequence(tokens, blocks).run(harness, 1).digests, expected.digests)
     for size in BATCHES:
         for _ in range(-(-LEAST_OF_EACH // size) if proof.is_full else 1):
-            together(desk, pairs, random.sample(known, size))
+            compare_batch(harness, pairs, random.sample(references, size))
     for kind, count in sorted(pairs.counts.items()):
         proof.at_least(f"bitexact_{kind}", count, proof.sized(quick=0, full=LEAST_OF_EACH))
     proof.at_least("bitexact_pairs", pairs.counts.total(), proof.sized(quick=0, full=LEAST_PAIRS))
@@ -157,66 +157,67 @@ def _texts(random: Random, longest: int, count: int) -> list[list[int]]:
     return texts_of(random, real_text(), lengths)
 
 
-def known_of(desk: Desk, tokens: list[int]) -> Known:
-    """The digests of this text alone and whole."""
-    with desk.blocks(len(tokens)) as blocks:
-        return Known(tokens, Life(tokens, blocks).run(desk).digests)
+def reference_of(harness: Harness, tokens: list[int]) -> Reference:
+    """Compute these tokens alone in one piece."""
+    with harness.blocks(len(tokens)) as blocks:
+        return Reference(tokens, FedSequence(tokens, blocks).run(harness).digests)
 
 
-def other_ways(desk: Desk, pairs: Pairs, one: Known) -> None:
-    """One sequence in chunks, on one thread, after hits, after a preemption."""
-    tokens = one.tokens
+def compare_alone(harness: Harness, pairs: Pairs, expected: Reference) -> None:
+    """Compare one sequence in chunks, on one thread, after prefix hits, and after a preemption."""
+    tokens = expected.tokens
     for size in CHUNKS:
-        with desk.blocks(len(tokens)) as blocks:
-            pairs.judge(f"chunks_{size}", Life(tokens, blocks).run(desk, size).digests, one.digests)
-    with desk.blocks(len(tokens)) as blocks:
+        with harness.blocks(len(tokens)) as blocks:
+            pairs.compare(f"chunks_{size}", FedSequence(tokens, blocks).run(harness, size).digests, expected.digests)
+    with harness.blocks(len(tokens)) as blocks:
         with threads(1):
-            life = Life(tokens, blocks).run(desk)
-        pairs.judge("one_thread", life.digests, one.digests)
+            sequence = FedSequence(tokens, blocks).run(harness)
+        pairs.compare("one_thread", sequence.digests, expected.digests)
         for _ in range(2):
-            shared = desk.random.randint(0, (len(tokens) - 1) // BLOCK)
-            rest = _again_from(desk, tokens, blocks[:shared])
-            pairs.judge("prefix_hit", rest, one.digests[shared * BLOCK :])
-    stop = desk.random.randint(1, len(tokens))
-    with desk.blocks(stop) as blocks:
-        first = Life(tokens, blocks).run(desk, until=stop)
-        # Some of its full blocks survive; the rest is computed again elsewhere. The last token always is.
-        kept = desk.random.randint(0, min(stop, len(tokens) - 1) // BLOCK)
-        again = _again_from(desk, tokens, blocks[:kept])
-        pairs.judge("resumed", first.digests + again, one.digests[:stop] + one.digests[kept * BLOCK :])
+            shared = harness.random.randint(0, (len(tokens) - 1) // BLOCK)
+            rest = _digests_after(harness, tokens, blocks[:shared])
+            pairs.compare("prefix_hit", rest, expected.digests[shared * BLOCK :])
+    stop = harness.random.randint(1, len(tokens))
+    with harness.blocks(stop) as blocks:
+        stopped = FedSequence(tokens, blocks).run(harness, until=stop)
+        # Some of its full blocks stay cached; the rest, and always the last token, is computed again in new blocks.
+        num_cached = harness.random.randint(0, min(stop, len(tokens) - 1) // BLOCK)
+        rest = _digests_after(harness, tokens, blocks[:num_cached])
+        expected_rest = expected.digests[num_cached * BLOCK :]
+        pairs.compare("resumed", stopped.digests + rest, expected.digests[:stop] + expected_rest)
 
 
-def _again_from(desk: Desk, tokens: list[int], kept: list[int]) -> list[bytes]:
-    """The digests of what comes after blocks that are there already."""
-    done = len(kept) * BLOCK
-    with desk.blocks(len(tokens) - done) as fresh:
-        return Life(tokens, [*kept, *fresh], done).run(desk).digests
+def _digests_after(harness: Harness, tokens: list[int], cached: list[int]) -> list[bytes]:
+    """Return the digests of the tokens after these cached blocks."""
+    num_cached = len(cached) * BLOCK
+    with harness.blocks(len(tokens) - num_cached) as new_blocks:
+        return FedSequence(tokens, [*cached, *new_blocks], num_cached).run(harness).digests
 
 
-def together(desk: Desk, pairs: Pairs, batch: Sequence[Known]) -> None:
-    """All in every step until they are done, some feeding one token and some a chunk."""
-    with desk.blocks(sum(BLOCK * -(-len(one.tokens) // BLOCK) for one in batch)) as blocks:
-        lives = []
-        for one in batch:
-            count = -(-len(one.tokens) // BLOCK)
-            lives.append(Life(one.tokens, blocks[:count]))
+def compare_batch(harness: Harness, pairs: Pairs, batch: Sequence[Reference]) -> None:
+    """Compare sequences that run in one batch until all are computed; each step feeds one token or a chunk of each."""
+    with harness.blocks(sum(BLOCK * -(-len(expected.tokens) // BLOCK) for expected in batch)) as blocks:
+        sequences = []
+        for expected in batch:
+            count = -(-len(expected.tokens) // BLOCK)
+            sequences.append(FedSequence(expected.tokens, blocks[:count]))
             del blocks[:count]
-        while waiting := [life for life in lives if life.num_left]:
-            budget, chosen = MAX_STEP_TOKENS - len(waiting), []
-            for life in desk.random.sample(waiting, len(waiting)):
-                count = min(desk.random.choice([1, 1, 7, 33, 128, 512]), budget + 1, life.num_left)
+        while unfinished := [sequence for sequence in sequences if sequence.num_remaining]:
+            budget, parts = MAX_STEP_TOKENS - len(unfinished), []
+            for sequence in harness.random.sample(unfinished, len(unfinished)):
+                count = min(harness.random.choice([1, 1, 7, 33, 128, 512]), budget + 1, sequence.num_remaining)
                 budget -= count - 1
-                chosen.append((life, count))
-            fed = desk.feed([life.item(at, count) for at, (life, count) in enumerate(chosen)])
-            for (life, _), digests in zip(chosen, fed, strict=True):
-                life.take(digests)
-    for life, one in zip(lives, batch, strict=True):
-        pairs.judge(f"batch_{len(batch)}", life.digests, one.digests)
+                parts.append((sequence, count))
+            fed = harness.feed([sequence.item(index, count) for index, (sequence, count) in enumerate(parts)])
+            for (sequence, _), digests in zip(parts, fed, strict=True):
+                sequence.append(digests)
+    for sequence, expected in zip(sequences, batch, strict=True):
+        pairs.compare(f"batch_{len(batch)}", sequence.digests, expected.digests)
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many compute while the block runs."""
+    """Use so many threads while the block runs."""
     before = num_threads()
     use_threads(count)
     try:
@@ -234,9 +235,8 @@ def _runner() -> Runner:
 
 @section("sampled tokens")
 def sampled(proof: Proof) -> None:
-    """Seeded answers with their log-probabilities: alone, and in mixes of batches, chunks, hits and threads."""
-    random = proof.random
-    runner, sizes = _runner(), BATCHES if proof.is_full else (2, 7)
+    """Seeded answers with log-probabilities: alone, and in batches, in chunks, after hits and on one thread."""
+    random, runner, sizes = proof.random, _runner(), BATCHES if proof.is_full else (2, 7)
     count = sum(sizes)
     prompts = texts_of(random, real_text(), [random.randint(1, 300) for _ in range(count)])
     asks = [
@@ -252,14 +252,14 @@ def sampled(proof: Proof) -> None:
     mixed, first = [], 0
     for size in sizes:
         group, first = asks[first : first + size], first + size
-        mixed += mixed_ways(runner, random, group)
-    wrong = sum((one.tokens, one.logprobs) != (other.tokens, other.logprobs) for one, other in mixed)
+        mixed += run_in_batches(runner, random, group)
+    num_wrong = sum((a.tokens, a.logprobs) != (b.tokens, b.logprobs) for a, b in mixed)
     proof.report("sampled_pairs", len(mixed))
-    proof.equals("sampled_mismatches", wrong, 0)
+    proof.equals("sampled_mismatches", num_wrong, 0)
 
 
-def mixed_ways(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[Ask, Ask]]:
-    """A group of requests together, in three ways: in small chunks, with hits and preemptions, on one thread."""
+def run_in_batches(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[Ask, Ask]]:
+    """Run a group of requests in one batch: in small chunks, with hits and preemptions, and on one thread."""
 
     def copies() -> list[Ask]:
         return [Ask(ask.prompt, ask.params, ask.seed, ask.n) for ask in group]
@@ -267,29 +267,29 @@ def mixed_ways(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[A
     def machine(**settings: int) -> Machine:
         return Machine(runner, max_running=len(group), **settings)
 
-    chunked, shaken, single = copies(), copies(), copies()
+    chunked, preempted, one_threaded = copies(), copies(), copies()
     machine(max_step_tokens=len(group) + BLOCK + random.randint(0, 100)).run(random.sample(chunked, len(chunked)))
-    warm = machine()
+    warm_machine = machine()
     heads = [
         Ask(ask.prompt[: random.randint(1, len(ask.prompt))], ResolvedSampling(max_tokens=1)) for ask in group[::2]
     ]
-    warm.run(heads)
+    warm_machine.run(heads)
 
-    def shake() -> None:
+    def preempt_sometimes() -> None:
         if random.random() < 0.3:
-            warm.engine.scheduler.preempt_latest()
+            warm_machine.engine.scheduler.preempt_latest()
 
-    warm.run(random.sample(shaken, len(shaken)), shake)
+    warm_machine.run(random.sample(preempted, len(preempted)), preempt_sometimes)
     with threads(1):
-        machine().run(random.sample(single, len(single)))
-    return [pair for found in (chunked, shaken, single) for pair in zip(group, found, strict=True)]
+        machine().run(random.sample(one_threaded, len(one_threaded)))
+    return [pair for answers in (chunked, preempted, one_threaded) for pair in zip(group, answers, strict=True)]
 
 
 @section("one completion")
 def one_completion(proof: Proof) -> None:
-    """One greedy request many times, scattered among others in engines of all widths."""
-    random = proof.random
-    runner, params = _runner(), ResolvedSampling(temperature=0.0, max_tokens=24)
+    """One greedy request many times, among other requests, in engines with various maximum batch sizes."""
+    random, runner = proof.random, _runner()
+    params = ResolvedSampling(temperature=0.0, max_tokens=24)
     prompt = texts_of(random, real_text(), [90])[0]
     copies = [Ask(prompt, params) for _ in range(proof.sized(quick=40, full=1_000))]
     others = [Ask(one, params) for one in texts_of(random, real_text(), [random.randint(1, 200) for _ in copies[::3]])]

@@ -1,7 +1,7 @@
 """`make proof-torch`: a real model through the real scheduler, against transformers and against itself.
 
 The reference for greedy tokens is transformers' own `generate` in fp32; for sampling a plain implementation in pure
-Python; for everything else the same request asked alone of an empty cache.
+Python; for everything else the same request, alone and with an empty cache.
 """
 
 import math
@@ -24,7 +24,7 @@ from transformers.utils import logging
 from benchmarks.record import ROOT, say
 from benchmarks.steps import real_text
 from benchmarks.test_model import smollm2, smollm2_file
-from proofs.framework.machinery import told_by_child
+from proofs.framework.machinery import json_from_child
 from proofs.framework.proof import Proof, run, section
 from quire.backends.conformance.contract import check_all
 from quire.backends.protocol import Runner
@@ -107,37 +107,38 @@ class Parity:
 
 @section("parity with transformers")
 def parity(proof: Proof) -> None:
-    report_parity(proof, compared(proof, tuple(architectures.MODELS)))
+    report_parity(proof, compare_models(proof, tuple(architectures.MODELS)))
 
 
-def compared(proof: Proof, names: Sequence[str], **settings: object) -> Parity:
-    """Greedy tokens of the test model and of these small ones, with these settings, against transformers' own."""
-    random, found = proof.random, Parity()
-    num, length = (200, 128) if proof.is_full else (6, 24)
-    asks = _prompts_in_groups(random, num, 2_000 if proof.is_full else 300, lambda n: texts_of(random, real_text(), n))
+def compare_models(proof: Proof, names: Sequence[str], **settings: object) -> Parity:
+    """Compare greedy tokens of the test model and of these small models with transformers, and return the counts."""
+    random, counts = proof.random, Parity()
+    num_prompts, length = (200, 128) if proof.is_full else (6, 24)
+    longest = 2_000 if proof.is_full else 300
+    asks = _prompts_in_groups(random, num_prompts, longest, lambda lengths: texts_of(random, real_text(), lengths))
     runner = load_runner(smollm2().directory, **{**SMOLLM2_SETTINGS, **settings}) if settings else smollm2_runner()
-    _compare(found, smollm2_reference(), runner, asks, length, random)
-    say(f"  SmolLM2: {found}")
+    _compare(counts, smollm2_reference(), runner, asks, length, random)
+    say(f"  SmolLM2: {counts}")
     for name in names:
         runner = load_runner(architectures.directory(name), **{**TINY_SETTINGS, **settings})
-        compare_tiny(proof, found, name, runner)
-    return found
+        compare_tiny(proof, counts, name, runner)
+    return counts
 
 
-def compare_tiny(proof: Proof, found: Parity, name: str, runner: Runner) -> None:
-    """Add greedy tokens of one of the small models."""
+def compare_tiny(proof: Proof, counts: Parity, name: str, runner: Runner) -> None:
+    """Compare greedy tokens of one small model, and add to the counts."""
     random = proof.random
-    num, length = (50, 64) if proof.is_full else (4, 16)
-    groups = _prompts_in_groups(random, num, 2_000 if proof.is_full else 200, lambda n: _noise(random, n))
-    _compare(found, architectures.reference(name), runner, groups, length, random)
-    say(f"  {name}: {found}")
+    num_prompts, length = (50, 64) if proof.is_full else (4, 16)
+    groups = _prompts_in_groups(random, num_prompts, 2_000 if proof.is_full else 200, lambda n: _noise(random, n))
+    _compare(counts, architectures.reference(name), runner, groups, length, random)
+    say(f"  {name}: {counts}")
 
 
-def report_parity(proof: Proof, found: Parity) -> None:
-    """Rows of near ties are counted apart."""
-    proof.report("parity_tokens", found.num_tokens)
-    proof.report("parity_near_ties", found.num_near_ties, "counted apart")
-    proof.equals("parity_mismatches", found.num_mismatches, 0)
+def report_parity(proof: Proof, counts: Parity) -> None:
+    """Report the counts; near ties are no mismatches."""
+    proof.report("parity_tokens", counts.num_tokens)
+    proof.report("parity_near_ties", counts.num_near_ties, "counted separately")
+    proof.equals("parity_mismatches", counts.num_mismatches, 0)
 
 
 def _noise(random: Random, lengths: Sequence[int]) -> list[list[int]]:
@@ -145,7 +146,7 @@ def _noise(random: Random, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _prompts_in_groups(random: Random, count: int, longest: int, make: Make) -> list[list[list[int]]]:
-    """Prompts of equal length go through `generate` together; ours run in batches of their own."""
+    """Return groups of prompts of equal length, which transformers' `generate` needs."""
     groups: list[list[list[int]]] = []
     while (left := count - sum(map(len, groups))) > 0:
         length = random_length(random, longest)
@@ -155,7 +156,7 @@ def _prompts_in_groups(random: Random, count: int, longest: int, make: Make) -> 
 
 
 def _compare(
-    found: Parity,
+    counts: Parity,
     reference: PreTrainedModel,
     runner: Runner,
     groups: list[list[list[int]]],
@@ -169,9 +170,9 @@ def _compare(
     while order:
         size = random.randint(1, 32)
         batch, order = order[:size], order[size:]
-        Machine(runner, max_running=size).run([asks[at] for at in batch])
+        Machine(runner, max_running=size).run([asks[index] for index in batch])
     for ask, theirs in zip(asks, expected, strict=True):
-        _judge(found, reference, runner, ask, theirs)
+        _compare_answer(counts, reference, runner, ask, theirs)
 
 
 @torch.inference_mode()
@@ -192,28 +193,28 @@ def _reference_logits(reference: PreTrainedModel, tokens: Sequence[int]) -> torc
     return logits
 
 
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    return next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+def _first_difference(tokens: Sequence[int], other_tokens: Sequence[int]) -> int:
+    return next(index for index, (a, b) in enumerate(zip(tokens, other_tokens, strict=True)) if a != b)
 
 
-def _judge(found: Parity, reference: PreTrainedModel, runner: Runner, ask: Ask, theirs: list[int]) -> None:
-    """Compare all tokens; after a difference go on from the reference's own."""
-    ours, first = ask.tokens, 0
-    while ours != theirs[first:]:
-        at = first + _first_difference(ours, theirs[first:])
-        best = _reference_logits(reference, [*ask.prompt, *theirs[:at]]).topk(2).values
+def _compare_answer(counts: Parity, reference: PreTrainedModel, runner: Runner, ask: Ask, expected: list[int]) -> None:
+    """Compare all tokens; after a difference, continue from the reference's tokens."""
+    actual, first = ask.tokens, 0
+    while actual != expected[first:]:
+        index = first + _first_difference(actual, expected[first:])
+        best = _reference_logits(reference, [*ask.prompt, *expected[:index]]).topk(2).values
         gap = float(best[0] - best[1])
         if gap < NEAR_TIE:
-            found.num_near_ties += 1
+            counts.num_near_ties += 1
         else:
-            found.num_mismatches += 1
-            say(f"  token {at} after a prompt of {len(ask.prompt)}: {ours[at - first]} for {theirs[at]}, gap {gap:.2g}")
-        first = at + 1
-        if first == len(theirs):
+            counts.num_mismatches += 1
+            say(f"  token {index}: expected {expected[index]}, got {actual[index - first]}, gap {gap:.2g}")
+        first = index + 1
+        if first == len(expected):
             break
-        rest = ResolvedSampling(temperature=0.0, max_tokens=len(theirs) - first)
-        ours = Machine(runner).alone(Ask([*ask.prompt, *theirs[:first]], rest)).tokens
-    found.num_tokens += len(theirs)
+        rest = ResolvedSampling(temperature=0.0, max_tokens=len(expected) - first)
+        actual = Machine(runner).alone(Ask([*ask.prompt, *expected[:first]], rest)).tokens
+    counts.num_tokens += len(expected)
 
 
 # -- circumstances -----------------------------------------------------------------------------------------------------
@@ -221,56 +222,56 @@ def _judge(found: Parity, reference: PreTrainedModel, runner: Runner, ask: Ask, 
 
 @section("the same tokens in other ways")
 def cached(proof: Proof) -> None:
-    """Requests cold, then four other ways; the tokens must be the same."""
+    """The tokens of cold requests equal those after hits, in chunks, after preemptions and of forks."""
     random = proof.random
-    runner, mismatches, near_ties, pairs, ways = smollm2_runner(), 0, 0, 0, Counter[str]()
+    runner, num_mismatches, num_near_ties, num_pairs, ways = smollm2_runner(), 0, 0, 0, Counter[str]()
     params = ResolvedSampling(temperature=0.0, max_tokens=12)
     for _ in range(proof.sized(quick=1, full=10)):
         prompts = texts_of(random, real_text(), [random.randint(100, 700) for _ in range(13 if proof.is_full else 6)])
         cold = [ask.tokens for ask in Machine(runner).run([Ask(prompt, params) for prompt in prompts])]
-        for answers in _other_ways(runner, random, prompts, params, ways):
-            pairs += len(answers)
+        for answers in _run_other_paths(runner, random, prompts, params, ways):
+            num_pairs += len(answers)
             for prompt, expected, answer in zip(prompts, cold, answers, strict=True):
                 if answer != expected:
                     shared = [*prompt, *expected[: _first_difference(answer, expected)]]
                     best = _reference_logits(smollm2_reference(), shared).topk(2).values
                     is_near = float(best[0] - best[1]) < NEAR_TIE
-                    near_ties, mismatches = near_ties + is_near, mismatches + (not is_near)
-    proof.at_least("cached_pairs", pairs, proof.sized(quick=24, full=500))
+                    num_near_ties, num_mismatches = num_near_ties + is_near, num_mismatches + (not is_near)
+    proof.at_least("cached_pairs", num_pairs, proof.sized(quick=24, full=500))
     for way, count in sorted(ways.items()):
-        proof.at_least(f"cached_by_{way}", count, proof.sized(quick=4, full=100), "really went that way")
-    proof.report("cached_near_ties", near_ties, "counted apart")
-    proof.equals("cached_mismatches", mismatches, 0)
+        proof.at_least(f"cached_by_{way}", count, proof.sized(quick=4, full=100), "that used this path")
+    proof.report("cached_near_ties", num_near_ties, "counted separately")
+    proof.equals("cached_mismatches", num_mismatches, 0)
 
 
-def _other_ways(
-    runner: Runner, random: Random, prompts: list[list[int]], params: ResolvedSampling, ways: Counter[str]
+def _run_other_paths(
+    runner: Runner, random: Random, prompts: list[list[int]], params: ResolvedSampling, path_counts: Counter[str]
 ) -> list[list[list[int]]]:
     size = runner.capacity.block_size
     warm = Machine(runner)
     heads = [prompt[: random.randint(2 * size, len(prompt))] for prompt in prompts]
     warm.run([Ask(head, ResolvedSampling(temperature=0.0, max_tokens=1)) for head in heads])
     hits = warm.run([Ask(prompt, params) for prompt in prompts])
-    ways["hit"] += sum(ask.num_cached_tokens > 0 for ask in hits)
+    path_counts["hit"] += sum(ask.num_cached_tokens > 0 for ask in hits)
     chunked = Machine(runner, max_step_tokens=size + random.randint(8, 40), max_running=8)
     in_chunks = chunked.run([Ask(prompt, params) for prompt in prompts])
     pieces = Counter(
         item.sequence_id for plan in chunked.runner.plans for item in plan.items if len(item.token_ids) > 1
     )
-    ways["chunks"] += sum(count > 1 for count in pieces.values())
-    shaken = Machine(runner)
+    path_counts["chunks"] += sum(count > 1 for count in pieces.values())
+    preempted = Machine(runner)
 
-    def shake() -> None:
+    def preempt_sometimes() -> None:
         if random.random() < 0.6:
-            shaken.engine.scheduler.preempt_latest()
+            preempted.engine.scheduler.preempt_latest()
             if random.random() < 0.3:
-                shaken.engine.memory.evict(random.randint(1, 8))
+                preempted.engine.memory.evict(random.randint(1, 8))
 
-    resumed = shaken.run([Ask(prompt, params) for prompt in prompts], shake)
-    ways["preemption"] += shaken.engine.scheduler.stats.num_preemptions
+    resumed = preempted.run([Ask(prompt, params) for prompt in prompts], preempt_sometimes)
+    path_counts["preemption"] += preempted.engine.scheduler.stats.num_preemptions
     fork = Machine(runner, max_running=60)
     forked = fork.run([Ask(prompt, params, n=3) for prompt in prompts])
-    ways["fork"] += sum(len(ask.answers) == 3 for ask in forked)
+    path_counts["fork"] += sum(len(ask.answers) == 3 for ask in forked)
     return [
         [ask.tokens for ask in hits],
         [ask.tokens for ask in in_chunks],
@@ -281,8 +282,7 @@ def _other_ways(
 
 @section("seeds")
 def seeds(proof: Proof) -> None:
-    random = proof.random
-    runner, mismatches, near_ties = smollm2_runner(), 0, 0
+    random, runner, num_mismatches, num_near_ties = proof.random, smollm2_runner(), 0, 0
     count = proof.sized(quick=10, full=200)
     prompts = texts_of(random, real_text(), [random_length(random, 300) for _ in range(count)])
     asks = [Ask(one, random_params(random, 16), random.getrandbits(63)) for one in prompts]
@@ -293,26 +293,26 @@ def seeds(proof: Proof) -> None:
         size = random.randint(2, 32)
         batch, order = order[:size], order[size:]
         Machine(runner, max_running=32).run(batch)
-    for one, other in zip(alone, mixed, strict=True):
-        if one != other.tokens:
-            is_near = is_near_border(other, one, _first_difference(one, other.tokens))
-            near_ties, mismatches = near_ties + is_near, mismatches + (not is_near)
+    for tokens, ask in zip(alone, mixed, strict=True):
+        if tokens != ask.tokens:
+            is_near = is_near_border(ask, tokens, _first_difference(tokens, ask.tokens))
+            num_near_ties, num_mismatches = num_near_ties + is_near, num_mismatches + (not is_near)
     proof.report("seed_requests", count)
-    proof.report("seed_near_ties", near_ties, "counted apart")
-    proof.equals("seed_mismatches", mismatches, 0)
+    proof.report("seed_near_ties", num_near_ties, "counted separately")
+    proof.equals("seed_mismatches", num_mismatches, 0)
 
 
-def is_near_border(ask: Ask, tokens: Sequence[int], at: int) -> bool:
+def is_near_border(ask: Ask, tokens: Sequence[int], index: int) -> bool:
     """Whether rounding alone may have decided the token after `tokens[:at]`."""
-    known = (*ask.prompt, *tokens[:at])
-    logits = _reference_logits(smollm2_reference(), known).tolist()
-    sampling = Sampling(ask.params, ask.seed, 0, len(known), len(ask.prompt), known)
+    prefix = (*ask.prompt, *tokens[:index])
+    logits = _reference_logits(smollm2_reference(), prefix).tolist()
+    sampling = Sampling(ask.params, ask.seed, 0, len(prefix), len(ask.prompt), prefix)
     return plain_sampler.plain_choice(logits, sampling).margin < NEAR_BORDER
 
 
 @section("a shared prefix is not copied")
 def zero_copy(proof: Proof) -> None:
-    """While one request that shares 2,000 tokens runs, look at the tables of both."""
+    """While one request runs, start another with the same 2,000 tokens, and compare their block tables."""
     runner = smollm2_runner()
     size, prefix = runner.capacity.block_size, texts_of(proof.random, real_text(), [2_000])[0]
     machine = Machine(runner)
@@ -344,10 +344,9 @@ def prefill_saved(proof: Proof) -> None:
     machine = Machine(runner)
     machine.run(asks)
     num_output = sum(len(ask.tokens) for ask in asks)
-    # Every output token but the last of a sequence is fed once; the rest of what was computed is prompt.
+    # Every output token but the last of a sequence is fed once; all other computed tokens are prompt tokens.
     computed = machine.engine.scheduler.stats.num_computed_tokens - (num_output - len(asks))
-    share = computed / sum(len(ask.prompt) for ask in asks)
-    proof.at_most("prefill_saved", share, 0.125)
+    proof.at_most("prefill_saved", computed / sum(len(ask.prompt) for ask in asks), 0.125)
 
 
 # -- loading and budgets -----------------------------------------------------------------------------------------------
@@ -355,7 +354,7 @@ def prefill_saved(proof: Proof) -> None:
 
 @section("loading")
 def loading(proof: Proof) -> None:
-    """A process that imports, resolves and loads the GGUF file: with an empty cache, then with what that left."""
+    """A process that imports, resolves and loads the GGUF file, first with an empty cache, then with a filled one."""
     seconds: list[float] = []
     with TemporaryDirectory() as cache_folder:
         for _ in range(1 + proof.sized(quick=1, full=5)):
@@ -369,31 +368,32 @@ def loading(proof: Proof) -> None:
 
 @section("budgets")
 def budgets(proof: Proof) -> None:
-    """Each in a process of its own, which says what it held at most, loading included."""
-    count, over, started, refused, worst, worst_refused = proof.sized(quick=3, full=40), 0, 0, 0, 0.0, 0.0
-    for at in range(count):
+    """Each budget in a separate process, which reports its peak memory, including loading."""
+    count, max_share, max_refused_share = proof.sized(quick=3, full=40), 0.0, 0.0
+    num_over = num_started = num_refused = 0
+    for index in range(count):
         budget = int(proof.random.uniform(0.95, 1.75) * GIB)
-        told = told_by_child("tests.support.models.torch_loading", smollm2().directory, budget)
-        if told is None:
-            over += 1
+        report = json_from_child("tests.support.models.torch_loading", smollm2().directory, budget)
+        if report is None:
+            num_over += 1
             continue
-        share = told["peak_bytes"] / budget
-        started += told["is_started"]
-        refused += not told["is_started"]
-        if told["is_started"]:
-            worst = max(worst, share)
-            over += share > 1.05 or not told["is_full"]
+        share = report["peak_bytes"] / budget
+        num_started += report["is_started"]
+        num_refused += not report["is_started"]
+        if report["is_started"]:
+            max_share = max(max_share, share)
+            num_over += share > 1.05 or not report["is_full"]
         else:
-            worst_refused = max(worst_refused, share)
-            over += not told["sentence"]
-        if at < 5 or share > 1.0:
-            say(f"  budget {budget / GIB:.2f} GiB: {told}")
+            max_refused_share = max(max_refused_share, share)
+            num_over += not report["sentence"]
+        if index < 5 or share > 1.0:
+            say(f"  budget {budget / GIB:.2f} GiB: {report}")
     proof.report("budgets", count)
-    proof.at_least("budgets_started", started, proof.sized(quick=0, full=20))
-    proof.report("budgets_refused", refused)
-    proof.at_most("budget_worst_share", worst, 1.05)
-    proof.report("budget_worst_share_refused", worst_refused, "what was held when it was refused")
-    proof.equals("over_budget", over, 0)
+    proof.at_least("budgets_started", num_started, proof.sized(quick=0, full=20))
+    proof.report("budgets_refused", num_refused)
+    proof.at_most("budget_worst_share", max_share, 1.05)
+    proof.report("budget_worst_share_refused", max_refused_share, "peak memory of refused loads")
+    proof.equals("over_budget", num_over, 0)
 
 
 PATHS = ("src/quire/backends/torch", "src/quire/backends/host", "src/quire/backends/kernels", "native")

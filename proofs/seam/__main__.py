@@ -1,6 +1,6 @@
-"""`make proof-seam`: hops between a client and the device, results of several tokens.
+"""`make proof-seam`: function calls between a client and the device, and results of several tokens per step.
 
-The sections stand with their topics in this folder.
+`hops` counts the calls of one request on a real server; `wanted` checks simulated servers with speculative tokens.
 """
 
 import sys

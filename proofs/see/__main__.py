@@ -1,14 +1,14 @@
-"""`make proof-see`: why a prefix missed, and what happens inside, for those who may know it.
+"""`make proof-see`: explanations of cache misses, and the views of a running server, each only for its owner.
 
-    explain     every miss has its reason, its token and its part of the conversation
-    leaks       nobody learns of anybody else by any of it
-    guard       lines that keep prompts out of the cache are found, and nothing else is
-    watch       what it costs to look, and that nothing is made while nobody does
-    dashboard   the dashboard in a browser, before a server under load
-    top         what the operator alone may see, and what `quire top` makes of it
-    replay      traces of servers under load, planned again
+    explain     every cache miss has its right reason, token position and part of the conversation
+    leaks       no tenant learns anything of another tenant from explanations
+    guard       prompt lines that prevent cache hits are found, without false alarms
+    watch       the cost of the watch stream, and no snapshots while it has no reader
+    dashboard   the dashboard in a browser, with a server under load
+    top         what only the operator may see, and how `quire top` shows it
+    replay      traces of servers under load, whose steps are planned again
 
-Full runs keep their pictures under docs/images.
+Full runs save their screenshots under docs/images.
 """
 
 import sys

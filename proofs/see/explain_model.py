@@ -1,7 +1,7 @@
-"""What an explanation must say, worked out a second time: prompts written and cut here, and a cache of plain tuples.
+"""A reference model of explanations: renders prompts, and explains them with a cache of plain tuples.
 
-Nothing of the server's own way is used but the tokenizer's library: the template is written out in Python, blocks are
-slices of lists, and a part is wherever its text was put.
+It shares nothing with the server but the tokenizer library: the template is written in Python, blocks are slices of
+tuples, and the part of a position (a tool, the system prompt, a message) is known from where its text was put.
 """
 
 import json
@@ -20,7 +20,7 @@ TEMPLATE_PART = {"kind": "text", "index": 0, "name": "template"}
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is asked, in no API's words."""
+    """A conversation, apart from any API."""
 
     system: str
     tools: tuple[tuple[str, str], ...]
@@ -29,23 +29,23 @@ class Conversation:
     """Roles and texts."""
 
 
-def chat_body(asked: Conversation) -> dict[str, Any]:
-    tools = [{"type": "function", "function": function_of(*tool)} for tool in asked.tools]
-    messages = [{"role": "system", "content": asked.system}]
-    messages += [{"role": role, "content": text} for role, text in asked.turns]
+def chat_body(conversation: Conversation) -> dict[str, Any]:
+    tools = [{"type": "function", "function": function_schema(*tool)} for tool in conversation.tools]
+    messages = [{"role": "system", "content": conversation.system}]
+    messages += [{"role": role, "content": text} for role, text in conversation.turns]
     return {"messages": messages, "tools": tools, "max_tokens": 1}
 
 
-def responses_body(asked: Conversation) -> dict[str, Any]:
-    items = [{"role": role, "content": text} for role, text in asked.turns]
-    tools = [{"type": "function", **function_of(*tool)} for tool in asked.tools]
-    return {"instructions": asked.system, "input": items, "tools": tools, "max_output_tokens": 1}
+def responses_body(conversation: Conversation) -> dict[str, Any]:
+    items = [{"role": role, "content": text} for role, text in conversation.turns]
+    tools = [{"type": "function", **function_schema(*tool)} for tool in conversation.tools]
+    return {"instructions": conversation.system, "input": items, "tools": tools, "max_output_tokens": 1}
 
 
-def messages_body(asked: Conversation) -> dict[str, Any]:
-    turns = [{"role": role, "content": text} for role, text in asked.turns]
-    tools = [{"name": name, "description": said, "input_schema": SCHEMA} for name, said in asked.tools]
-    return {"system": asked.system, "messages": turns, "tools": tools, "max_tokens": 1}
+def messages_body(conversation: Conversation) -> dict[str, Any]:
+    turns = [{"role": role, "content": text} for role, text in conversation.turns]
+    tools = [{"name": name, "description": text, "input_schema": SCHEMA} for name, text in conversation.tools]
+    return {"system": conversation.system, "messages": turns, "tools": tools, "max_tokens": 1}
 
 
 SCHEMA = {"type": "object", "properties": {"of": {"type": "string"}}}
@@ -54,16 +54,16 @@ BODIES = (
     ("/v1/responses", responses_body, 0),
     ("/v1/messages", messages_body, 0),
 )
-"""A path, how its body is made, and the number of a conversation's first turn there."""
+"""A path, the function that makes its body, and the index of a conversation's first turn in this body."""
 
 
-def function_of(name: str, said: str) -> dict[str, Any]:
-    return {"name": name, "description": said, "parameters": SCHEMA}
+def function_schema(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "description": description, "parameters": SCHEMA}
 
 
 @dataclass
-class Written:
-    """A prompt as text, and where in it which part stands."""
+class Prompt:
+    """A prompt as text, and the span of each part in it."""
 
     text: str = ""
     spans: list[tuple[int, int, Part]] = field(default_factory=list)
@@ -74,33 +74,33 @@ class Written:
         self.text += text
 
     def part_at(self, position: int) -> Part:
-        """Whose the token is that stands there; what follows a part directly ends it."""
+        """The part of the token at this position; a token directly after a part belongs to this part."""
         offsets = byte_level().library.encode(self.text, add_special_tokens=False).offsets
-        for place in (position, position - 1):
-            start, stop = offsets[place] if place >= 0 else (0, 0)
-            owner = next((part for first, after, part in self.spans if first < stop and start < after), None)
+        for index in (position, position - 1):
+            start, stop = offsets[index] if index >= 0 else (0, 0)
+            owner = next((part for first, end, part in self.spans if first < stop and start < end), None)
             if owner is not None:
                 return owner
         return TEMPLATE_PART
 
 
-def written(asked: Conversation, first_turn: int) -> Written:
-    """As the agents' template of the tests writes it."""
-    told = Written()
-    for at, (name, said) in enumerate(asked.tools):
-        shown = {"type": "function", "function": function_of(name, said)}
-        told.add("<tool>")
-        told.add(json.dumps(shown, ensure_ascii=False), {"kind": "tool", "index": at, "name": name})
-        told.add("</tool>")
-    told.add("<system>")
-    told.add(asked.system, {"kind": "system", "index": 0, "name": None})
-    told.add("</end>")
-    for at, (role, text) in enumerate(asked.turns):
-        told.add(f"<{role}>")
-        told.add(text, {"kind": "message", "index": first_turn + at, "name": role})
-        told.add("</end>")
-    told.add("<assistant>")
-    return told
+def render(conversation: Conversation, first_turn: int) -> Prompt:
+    """Render a conversation as `AGENT_TEMPLATE` of the tests does."""
+    prompt = Prompt()
+    for index, (name, description) in enumerate(conversation.tools):
+        tool = {"type": "function", "function": function_schema(name, description)}
+        prompt.add("<tool>")
+        prompt.add(json.dumps(tool, ensure_ascii=False), {"kind": "tool", "index": index, "name": name})
+        prompt.add("</tool>")
+    prompt.add("<system>")
+    prompt.add(conversation.system, {"kind": "system", "index": 0, "name": None})
+    prompt.add("</end>")
+    for index, (role, text) in enumerate(conversation.turns):
+        prompt.add(f"<{role}>")
+        prompt.add(text, {"kind": "message", "index": first_turn + index, "name": role})
+        prompt.add("</end>")
+    prompt.add("<assistant>")
+    return prompt
 
 
 def tokens_of(text: str) -> Tokens:
@@ -109,7 +109,7 @@ def tokens_of(text: str) -> Tokens:
 
 @dataclass(frozen=True)
 class Expected:
-    """What must be said of a prompt."""
+    """The expected explanation of a prompt."""
 
     reason: str
     num_cached: int
@@ -119,50 +119,50 @@ class Expected:
 
 
 class CacheModel:
-    """One tenant's cache that forgets nothing: which whole blocks were computed behind which tokens, oldest first."""
+    """One tenant's cache, which forgets nothing: tokens -> the whole blocks that were computed after them, by age."""
 
     def __init__(self) -> None:
-        self.behind: dict[Tokens, list[Tokens]] = {}
+        self.blocks_after: dict[Tokens, list[Tokens]] = {}
 
-    def computed(self, tokens: Tokens) -> None:
-        """A prompt was run, and its answer is one token, which nobody computed on."""
+    def store(self, tokens: Tokens) -> None:
+        """Store a prompt that was run; its answer of one token is not in the cache."""
         for start in range(0, len(tokens) // BLOCK_SIZE * BLOCK_SIZE, BLOCK_SIZE):
-            known = self.behind.setdefault(tokens[:start], [])
+            blocks = self.blocks_after.setdefault(tokens[:start], [])
             block = tokens[start : start + BLOCK_SIZE]
-            if block not in known:
-                known.append(block)
+            if block not in blocks:
+                blocks.append(block)
 
-    def expected(self, tokens: Tokens) -> Expected:
-        """Of this prompt, now."""
+    def explain(self, tokens: Tokens) -> Expected:
+        """The explanation of this prompt with the cache as it is now."""
         limit = (len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE
         num_cached = 0
-        while num_cached < limit and self._next(tokens, num_cached) in self.behind.get(tokens[:num_cached], ()):
+        while num_cached < limit and self._next(tokens, num_cached) in self.blocks_after.get(tokens[:num_cached], ()):
             num_cached += BLOCK_SIZE
         if num_cached >= limit:
             return Expected("too_short", num_cached)
-        wanted = self._next(tokens, num_cached)
-        newest = list(reversed(self.behind.get(tokens[:num_cached], [])))[:NEWEST_COMPARED]
-        shared = max((_num_equal(one, wanted) for one in newest), default=0)
+        block = self._next(tokens, num_cached)
+        newest = list(reversed(self.blocks_after.get(tokens[:num_cached], [])))[:NEWEST_COMPARED]
+        shared = max((_num_equal(cached, block) for cached in newest), default=0)
         if not shared:
             return Expected("first_seen", num_cached)
-        closest = next(one for one in newest if _num_equal(one, wanted) == shared)
-        at = num_cached + shared
-        return Expected("diverged", num_cached, at, tokens[at], closest[shared])
+        nearest = next(cached for cached in newest if _num_equal(cached, block) == shared)
+        position = num_cached + shared
+        return Expected("diverged", num_cached, position, tokens[position], nearest[shared])
 
     @staticmethod
     def _next(tokens: Tokens, start: int) -> Tokens:
         return tokens[start : start + BLOCK_SIZE]
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def _num_equal(a: Sequence[int], b: Sequence[int]) -> int:
     count = 0
-    for left, right in zip(one, other, strict=False):
+    for left, right in zip(a, b, strict=False):
         if left != right:
             break
         count += 1
     return count
 
 
-def lost(num_prompt: int, num_cached: int) -> int:
-    """What was computed and might have been found."""
+def num_lost_tokens(num_prompt: int, num_cached: int) -> int:
+    """The number of tokens that were computed but could have been in the cache."""
     return (num_prompt - 1) // BLOCK_SIZE * BLOCK_SIZE - num_cached

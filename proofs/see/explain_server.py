@@ -1,4 +1,4 @@
-"""A server with oracles and many tenants, and how the proofs of explanations ask it."""
+"""A server with oracle models (which compute nothing) and many tenants, and the client that asks it to explain."""
 
 import json
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ WORDS = (
 PROMPT_PATH = "/v1/completions"
 EXPLAIN_PATH = "/v1/cache/explain"
 CHUNK = 24
-"""Tokens of a step where prompts are computed bit by bit."""
+"""Tokens of a step where prompts are computed in chunks."""
 
 
 class GatedRunner(OracleRunner):
-    """An oracle whose steps wait while its gate is shut."""
+    """An oracle whose steps wait while its gate (an event) is cleared."""
 
     def __init__(self, plain: OracleRunner) -> None:
         super().__init__(plain.capacity)
@@ -43,23 +43,23 @@ class GatedRunner(OracleRunner):
 
 
 class ExplainClient:
-    """A server, asked by many tenants with a key each."""
+    """A client of a server with many tenants, each with a key; counts cases, and those that were right."""
 
-    def __init__(self, here: LiveServer, num_wrong: int = 0) -> None:
-        self.here = here
+    def __init__(self, server: LiveServer, num_wrong: int = 0) -> None:
+        self.server = server
         self.num_tried: dict[str, int] = {}
-        self.num_right: dict[str, int] = {}
+        self.num_correct: dict[str, int] = {}
 
     def ask(self, tenant: str, path: str, body: dict[str, Any], **headers: str) -> Reply:
-        return self.here.post(path, {"model": "oracle", **body}, x_api_key=key_of(tenant), **headers)
+        return self.server.post(path, {"model": "oracle", **body}, x_api_key=key_of(tenant), **headers)
 
     def record(self, tenant: str, answer: Reply) -> dict[str, Any]:
-        told = self.here.get(f"/v1/requests/{answer.headers['x-request-id']}/cache", x_api_key=key_of(tenant)).json
-        return dict(told["prompts"][0])
+        record = self.server.get(f"/v1/requests/{answer.headers['x-request-id']}/cache", x_api_key=key_of(tenant)).json
+        return dict(record["prompts"][0])
 
     def judge(self, case: str, *checks: bool) -> None:
         self.num_tried[case] = self.num_tried.get(case, 0) + 1
-        self.num_right[case] = self.num_right.get(case, 0) + all(checks)
+        self.num_correct[case] = self.num_correct.get(case, 0) + all(checks)
 
 
 def key_of(tenant: str) -> str:
@@ -67,13 +67,13 @@ def key_of(tenant: str) -> str:
 
 
 @contextmanager
-def asked(folder: Path, num_tenants: int, models: dict[str, OpenedModel]) -> Iterator[ExplainClient]:
-    """A server whose tenants are `t0`, `t1` and so on."""
-    file = folder / f"keys-{Random().getrandbits(64):x}.json"
-    names = [f"t{at}" for at in range(num_tenants)]
-    write_keys(file, [Key(name, digest_of(key_of(name))) for name in names])
-    with house(models=models, keys_file=file) as here:
-        yield ExplainClient(here)
+def serve(folder: Path, num_tenants: int, models: dict[str, OpenedModel]) -> Iterator[ExplainClient]:
+    """Run a server whose tenants are `t0`, `t1` and so on."""
+    keys_file = folder / f"keys-{Random().getrandbits(64):x}.json"
+    names = [f"t{number}" for number in range(num_tenants)]
+    write_keys(keys_file, [Key(name, digest_of(key_of(name))) for name in names])
+    with house(models=models, keys_file=keys_file) as server:
+        yield ExplainClient(server)
 
 
 def text(random: Random, num_words: int) -> str:
@@ -88,30 +88,30 @@ def completion(tokens: Tokens, **more: Any) -> dict[str, Any]:
     return {"prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, **more}
 
 
-def gated() -> tuple[OpenedModel, GatedRunner]:
-    """A model that computes prompts bit by bit, and the gate before its steps."""
-    opened = talker(1 << 12, BLOCK_SIZE, max_step_tokens=CHUNK)
-    runner = GatedRunner(opened.engine.runner)  # type: ignore[arg-type]
-    opened.engine.runner = runner
-    return opened, runner
+def open_gated_model() -> tuple[OpenedModel, GatedRunner]:
+    """Open a model that computes prompts in chunks, with a runner that can hold its steps."""
+    model = talker(1 << 12, BLOCK_SIZE, max_step_tokens=CHUNK)
+    runner = GatedRunner(model.engine.runner)  # type: ignore[arg-type]
+    model.engine.runner = runner
+    return model, runner
 
 
-def met(asking: ExplainClient, runner: GatedRunner, tokens: Tokens, tenants: tuple[str, str]) -> list[Reply]:
-    """Two ask the same prompt, the second while the first step of the first is under way; both answers."""
-    here = asking.here
+def ask_twice(client: ExplainClient, runner: GatedRunner, tokens: Tokens, tenants: tuple[str, str]) -> list[Reply]:
+    """Send one prompt twice, the second while the first runs its first step; returns both answers."""
+    server, connections = client.server, (client.server.connection(), client.server.connection())
     runner.is_waiting.clear()
     runner.gate.clear()
-    both = (here.connection(), here.connection())
-    for number, (connection, tenant) in enumerate(zip(both, tenants, strict=True)):
+    for number, (connection, tenant) in enumerate(zip(connections, tenants, strict=True)):
         headers = {"content-type": "application/json", "x-api-key": key_of(tenant)}
         connection.request("POST", PROMPT_PATH, json.dumps({"model": "oracle", **completion(tokens)}), headers)
-        here.wait_until_asked(number + 1)
-        here.wait_until(lambda: all(record.handles for record, _ in here.admission.open_requests.values()))
+        server.wait_until_asked(number + 1)
+        server.wait_until(lambda: all(record.handles for record, _ in server.admission.open_requests.values()))
         if not runner.is_waiting.wait(60):
             raise TimeoutError("no step began")
     runner.gate.set()
-    answers = [Reply(one.status, dict(one.getheaders()), one.read()) for one in (two.getresponse() for two in both)]
-    for connection in both:
+    responses = (connection.getresponse() for connection in connections)
+    answers = [Reply(response.status, dict(response.getheaders()), response.read()) for response in responses]
+    for connection in connections:
         connection.close()
-    here.wait_until_free()
+    server.wait_until_free()
     return answers

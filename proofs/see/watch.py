@@ -1,8 +1,8 @@
-"""What it costs to look: output tokens/s with three readers of the watch stream over none, snapshots that are made
-while nobody looks, and what a snapshot takes of a step.
+"""The cost of the watch stream: output tokens/s with three readers over none, the snapshots that are made without a
+reader (none are allowed), and the time that a snapshot takes within a step.
 
-The server is whole, with an oracle in its worker whose steps take as long as those of a small model: 20,000 blocks, 64
-streams. Rounds with readers and without take turns, and a reader comes and goes with each.
+A complete server runs, with 20,000 blocks and 64 streams; the model in its worker is an oracle whose steps take as long
+as those of a small model. Rounds with readers alternate with rounds without; each round opens its readers anew.
 """
 
 import os
@@ -39,53 +39,53 @@ BLOCK_SIZE, CHAIN_BLOCKS, SHARED_BLOCKS = 16, 24, 8
 
 
 class Reader:
-    """One who watches: takes all that comes, and counts the events."""
+    """A client of the watch stream that reads all bytes and counts events."""
 
     def __init__(self, port: int) -> None:
         self.num_events = 0
         self.num_bytes = 0
-        self._wire = socket.create_connection((HOST, port))
-        self._wire.sendall(b"GET /v1/admin/watch HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        self.seen = threading.Event()
+        self._connection = socket.create_connection((HOST, port))
+        self._connection.sendall(b"GET /v1/admin/watch HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        self.has_data = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
-        while data := self._wire.recv(1 << 16):
+        while data := self._connection.recv(1 << 16):
             self.num_bytes += len(data)
             self.num_events += data.count(b"event: snapshot")
-            self.seen.set()
+            self.has_data.set()
 
-    def leave(self) -> None:
-        self._wire.shutdown(socket.SHUT_RDWR)
+    def disconnect(self) -> None:
+        self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._wire.close()
+        self._connection.close()
 
 
 @contextmanager
-def readers(port: int, count: int) -> Iterator[list[Reader]]:
-    """So many, each of which has seen something."""
-    looking = [Reader(port) for _ in range(count)]
+def open_readers(port: int, count: int) -> Iterator[list[Reader]]:
+    """Open `count` readers, and wait until each has received data."""
+    readers = [Reader(port) for _ in range(count)]
     try:
-        for one in looking:
-            one.seen.wait(60)
-        yield looking
+        for reader in readers:
+            reader.has_data.wait(60)
+        yield readers
     finally:
-        for one in looking:
-            one.leave()
+        for reader in readers:
+            reader.disconnect()
 
 
 def processor_s(server: Server) -> float:
-    """That the server and its worker have used."""
-    used = 0
+    """The processor time that the server and its worker have used."""
+    ticks = 0
     for pid in server.pids():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used += int(fields[11]) + int(fields[12])
-    return used / os.sysconf("SC_CLK_TCK")
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def num_snapshots(server: Server) -> int:
-    """That the worker had made when it said so last: with its last event."""
+    """The number of snapshots that the worker has made, by its last event."""
     return int(server.admin("/stats")["models"][0]["engine"]["num_snapshots"])
 
 
@@ -99,95 +99,95 @@ def serving(proof: Proof) -> Iterator[Server]:
 
 @section("watch cost")
 def watch_cost(proof: Proof) -> None:
-    """Pairs of rounds; the ratio is the median of theirs."""
+    """Compare pairs of rounds, with readers and without; the bound holds for the median of their ratios."""
     num_pairs = proof.sized(quick=4, full=20)
-    speed: dict[bool, list[float]] = {True: [], False: []}
-    used: dict[bool, list[float]] = {True: [], False: []}
+    speeds: dict[bool, list[float]] = {True: [], False: []}
+    processor_times: dict[bool, list[float]] = {True: [], False: []}
     rates: list[float] = []
     with serving(proof) as server:
         for number in range(2 * num_pairs):
-            is_watched = number % 4 in (1, 2)  # whoever was first is last in the next pair
-            with readers(server.port, NUM_READERS if is_watched else 0) as looking:
-                began_s = time.perf_counter()
-                before, used_s = [one.num_events for one in looking], processor_s(server)
-                speed[is_watched].append(STREAMS.tokens_per_s(server.port, "oracle", number))
-                taken_s = time.perf_counter() - began_s
-                used[is_watched].append(processor_s(server) - used_s)
-                rates += [(one.num_events - had) / taken_s for one, had in zip(looking, before, strict=True)]
-    ratios = [one / other for one, other in zip(speed[True], speed[False], strict=True)]
-    proof.report("unwatched_tokens_per_s", median(speed[False]))
-    proof.report("watched_tokens_per_s", median(speed[True]), f"{NUM_READERS} readers, {BLOCKS} blocks")
+            is_watched = number % 4 in (1, 2)  # the order within a pair alternates
+            with open_readers(server.port, NUM_READERS if is_watched else 0) as readers:
+                start_s = time.perf_counter()
+                counts, used_s = [reader.num_events for reader in readers], processor_s(server)
+                speeds[is_watched].append(STREAMS.tokens_per_s(server.port, "oracle", number))
+                elapsed_s = time.perf_counter() - start_s
+                processor_times[is_watched].append(processor_s(server) - used_s)
+                rates += [(reader.num_events - old) / elapsed_s for reader, old in zip(readers, counts, strict=True)]
+    ratios = [watched / unwatched for watched, unwatched in zip(speeds[True], speeds[False], strict=True)]
+    proof.report("unwatched_tokens_per_s", median(speeds[False]))
+    proof.report("watched_tokens_per_s", median(speeds[True]), f"{NUM_READERS} readers, {BLOCKS} blocks")
     proof.report("watch_cost_spread", spread(ratios))
-    more = median(used[True]) / median(used[False])
-    proof.report("watch_processor", more, "processor time of a round, of server and worker, over unwatched")
+    processor_ratio = median(processor_times[True]) / median(processor_times[False])
+    proof.report("watch_processor", processor_ratio, "processor time of a round, of server and worker, over unwatched")
     proof.at_least("watch_cost", median(ratios), 0.97, f"median of {num_pairs} pairs of rounds")
-    proof.at_least("watch_events_per_s", min(rates), 2, "the fewest that a reader had")
+    proof.at_least("watch_events_per_s", min(rates), 2, "the lowest rate of a reader")
 
 
 @section("unwatched snapshots")
 def unwatched_snapshots(proof: Proof) -> None:
-    """Counted in the worker, over loads before anybody looks, between two looks and after."""
+    """Count the worker's snapshots in loads without readers: before, between and after loads with readers."""
     num_loads = proof.sized(quick=2, full=10)
-    unwatched = watched = 0
+    num_unwatched = num_watched = 0
     with serving(proof) as server:
-        unwatched += num_snapshots(server)
+        num_unwatched += num_snapshots(server)
         for number in range(num_loads):
-            before = num_snapshots(server)
-            with readers(server.port, 1 + number % NUM_READERS):
+            num_before = num_snapshots(server)
+            with open_readers(server.port, 1 + number % NUM_READERS):
                 STREAMS.tokens_per_s(server.port, "oracle", 2 * number)
-            # What was under way when the last one left is said with these events.
+            # A snapshot that had begun when the last reader disconnected is counted with the events of this load.
             STREAMS.tokens_per_s(server.port, "oracle", -2)
-            after = num_snapshots(server)
-            watched += after - before
+            num_after = num_snapshots(server)
+            num_watched += num_after - num_before
             STREAMS.tokens_per_s(server.port, "oracle", 2 * number + 1)
-            unwatched += num_snapshots(server) - after
-    proof.at_least("watched_snapshots", watched, num_loads, "or the counter counts nothing")
-    proof.equals("unwatched_snapshots", unwatched, 0, f"{2 * num_loads + 1} loads of {STREAMS.count} streams")
+            num_unwatched += num_snapshots(server) - num_after
+    proof.at_least("watched_snapshots", num_watched, num_loads, "a control: the counter counts")
+    proof.equals("unwatched_snapshots", num_unwatched, 0, f"{2 * num_loads + 1} loads of {STREAMS.count} streams")
 
 
-def filled(num_blocks: int) -> KVMemory:
-    """A memory that is full of cached chains with forks; 64 tables hold a few of them."""
+def full_memory(num_blocks: int) -> KVMemory:
+    """Make a KV memory full of cached chains of blocks with forks; 64 tables hold a few of them."""
     memory = KVMemory(KVMemoryConfig(num_blocks, BLOCK_SIZE), BlockHasher(bytes(32)))
-    space = Namespace(1, "model", "", "layout", BLOCK_SIZE, "tenant:someone")
-    number, held = 0, list[BlockTable]()
+    namespace = Namespace(1, "model", "", "layout", BLOCK_SIZE, "tenant:someone")
+    number, held_tables = 0, list[BlockTable]()
     while memory.pool.num_blank > CHAIN_BLOCKS:
-        shared = [number % 97] * (BLOCK_SIZE * (1 + number % SHARED_BLOCKS))
-        own = [100 + number] * (BLOCK_SIZE * CHAIN_BLOCKS - len(shared))
-        table = memory.open(space)
-        memory.match(table, [*shared, *own])
-        num_tokens = len(shared) + len(own) - table.num_computed
-        memory.reserve(table, [*shared, *own], num_tokens)
+        shared_tokens = [number % 97] * (BLOCK_SIZE * (1 + number % SHARED_BLOCKS))
+        own_tokens = [100 + number] * (BLOCK_SIZE * CHAIN_BLOCKS - len(shared_tokens))
+        table = memory.open(namespace)
+        memory.match(table, [*shared_tokens, *own_tokens])
+        num_tokens = len(shared_tokens) + len(own_tokens) - table.num_computed
+        memory.reserve(table, [*shared_tokens, *own_tokens], num_tokens)
         memory.commit(table, num_tokens)
         if number < 64:
-            held.append(table)
+            held_tables.append(table)
         else:
             memory.release(table)
         number += 1
     return memory
 
 
-def drawn_ms(memory: KVMemory) -> float:
-    """A map of the pool, from its first piece to its last."""
-    began_s = time.thread_time()
+def drawing_ms(memory: KVMemory) -> float:
+    """The time to draw a whole map of the pool."""
+    start_s = time.thread_time()
     drawing = PoolDrawing(memory.pool, memory.pins, memory.tables.values(), BLOCK_SIZE)
     for _ in drawing.pieces():
         pass
     drawing.result()
-    return 1e3 * (time.thread_time() - began_s)
+    return 1e3 * (time.thread_time() - start_s)
 
 
 def stops_ms(memory: KVMemory, num_steps: int) -> tuple[list[float], float]:
-    """How long each of so many steps, 20 ms apart, would have waited for what is drawn; and the share of the time."""
-    shown: list[EngineSnapshot] = []
+    """Of steps that are 20 ms apart: how long each would wait for the snapshot, and the share of that in all time."""
+    snapshots: list[EngineSnapshot] = []
     scheduler = Scheduler(SchedulerConfig(max_step_tokens=256, max_running=64), memory)
-    watch = EngineWatch(scheduler, memory, PERIOD_S, shown.append)
+    watch = EngineWatch(scheduler, memory, PERIOD_S, snapshots.append)
     stops: list[float] = []
     for number in range(num_steps):
-        began_s = time.thread_time()
+        start_s = time.thread_time()
         watch.work(partial(_clock, STEP_S * number))
-        stops.append(1e3 * (time.thread_time() - began_s))
-    if not shown:
-        raise RuntimeError("nothing was shown")
+        stops.append(1e3 * (time.thread_time() - start_s))
+    if not snapshots:
+        raise RuntimeError("expected at least one snapshot, got none")
     return stops, sum(stops) / (1e3 * STEP_S * num_steps)
 
 
@@ -197,13 +197,13 @@ def _clock(slept_s: float) -> float:
 
 @section("what a snapshot takes")
 def snapshot_costs(proof: Proof) -> None:
-    """In processor time: a busy neighbour makes it slow, but does not stand in it."""
-    large = proof.sized(quick=200_000, full=1_000_000)
-    freeze_startup_objects()  # as a worker does: what proofs import is not a part of it
-    for name, num_blocks in (("20k", BLOCKS), ("large", large)):
-        memory = filled(num_blocks)
+    """Measure snapshots in processor time, which other processes of the machine change little."""
+    num_large = proof.sized(quick=200_000, full=1_000_000)
+    freeze_startup_objects()  # as a worker does, so that objects of the proofs cost nothing
+    for name, num_blocks in (("20k", BLOCKS), ("large", num_large)):
+        memory = full_memory(num_blocks)
         stops, share = stops_ms(memory, proof.sized(quick=500, full=4000))
-        proof.report(f"map_ms_{name}", median(drawn_ms(memory) for _ in range(9)), f"{num_blocks:,} blocks")
-        proof.report(f"stop_p99_ms_{name}", quantiles(stops, n=100)[98], "that a step waits, tree and all")
+        proof.report(f"map_ms_{name}", median(drawing_ms(memory) for _ in range(9)), f"{num_blocks:,} blocks")
+        proof.report(f"stop_p99_ms_{name}", quantiles(stops, n=100)[98], "that a step waits, the tree included")
         proof.at_most(f"stop_longest_ms_{name}", max(stops), 25, "the links of the tree are copied at once")
         proof.at_most(f"drawing_share_{name}", share, 0.03, f"of the time, with steps of {STEP_S * 1e3:.0f} ms")

@@ -1,7 +1,7 @@
-"""Processor seconds for a byte of Q8_0, Q4_K and Q6_K: one row, one thread, weights larger than caches of a core.
+"""Processor seconds per byte of Q8_0, Q4_K and Q6_K, for one row on one thread, with weights larger than the caches.
 
-Started with QUIRE_INSTRUCTION_SET by `benchmarks.peers.workers`: a line of JSON on stdout when it is ready, and for
-each line on stdin one more: {"Q8_0": 1.1e-10, ...}.
+`benchmarks.peers.workers` starts it with QUIRE_INSTRUCTION_SET. It writes a line of JSON when it is ready, and one for
+each line on stdin: {"Q8_0": 1.1e-10, ...}.
 """
 
 import json
@@ -23,20 +23,20 @@ NAMES = ("Q8_0", "Q4_K", "Q6_K")
 def main() -> None:
     dice = np.random.default_rng(3)
     row = dice.standard_normal((1, NUM_IN)).astype(np.float32)
-    arena, held, sizes = Arena(), dict[str, list[PackedWeight]](), dict[str, int]()
+    arena, weights, sizes = Arena(), dict[str, list[PackedWeight]](), dict[str, int]()
     for name in NAMES:
         rows = random_rows(name, NUM_OUT, NUM_IN, dice)
-        held[name] = [PackedWeight([gguf_source(name, rows, NUM_IN)], arena) for _ in range(NUM_COPIES)]
+        weights[name] = [PackedWeight([gguf_source(name, rows, NUM_IN)], arena) for _ in range(NUM_COPIES)]
         sizes[name] = rows.nbytes * NUM_COPIES
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
-        taken = {}
-        for name, copies in held.items():
-            started_s = thread_time()
+        seconds_per_byte = {}
+        for name, copies in weights.items():
+            start_s = thread_time()
             for weight in copies:
                 panel_product(weight, row, Arithmetic.INTEGER)
-            taken[name] = (thread_time() - started_s) / sizes[name]
-        print(json.dumps(taken), flush=True)
+            seconds_per_byte[name] = (thread_time() - start_s) / sizes[name]
+        print(json.dumps(seconds_per_byte), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the proofs about grammars ask the test model, and an engine that is stepped by hand to answer it."""
+"""Questions with grammars for the test model, and a function that steps an engine by hand to answer them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ TEMPERATURES = (0.0, 0.8)
 SETTINGS = ModelSettings(memory_bytes=2 << 30, max_sequence_tokens=512, max_running=BATCH)
 PROMPT = (
     "You are given a subject and a wish, and you answer with one JSON document, short and without any other words. "
-    "Invent what you do not know.\nSubject: {subject}\nWish: {wanted}\nJSON: "
+    "Invent what you do not know.\nSubject: {subject}\nWish: {wish}\nJSON: "
 )
-"""Longer than a block of the memory, so that there is something to be found in it."""
+"""Longer than a block of the KV memory, so that a part of it can be found in the cache."""
 SUBJECTS = (
     "a harbour in winter", "Marie Curie", "the river Nile", "a broken bicycle", "tomato soup", "the planet Mars",
     "an old library", "a football match", "Ludwig van Beethoven", "a late delivery", "the city of Lima", "green tea",
@@ -36,7 +36,7 @@ SUBJECTS = (
 
 @dataclass(frozen=True, slots=True)
 class GuidedAsk:
-    """One question whose answer must match a schema."""
+    """A question whose answer must match a schema."""
 
     task: SchemaTask
     prompt: str
@@ -45,78 +45,78 @@ class GuidedAsk:
 
 @cache
 def schema_grammar(name: str) -> Grammar:
-    """The grammar of one of the fifty schemas, as it is asked for."""
-    (task,) = (one for one in FIFTY if one.name == name)
+    """The grammar of one of the fifty schemas."""
+    (task,) = (task for task in FIFTY if task.name == name)
     return Grammar.json_schema(bounded_schema(task.schema))
 
 
 def guided_asks(count: int, random: Random) -> list[GuidedAsk]:
-    """So many, over all schemas in turn and both temperatures, each about something else."""
+    """Questions over all schemas in turn and both temperatures, each with a random subject."""
     asks = []
-    for at in range(count):
-        task, turn = FIFTY[at % len(FIFTY)], at // len(FIFTY)
-        temperature = TEMPERATURES[(at + turn) % len(TEMPERATURES)]
+    for number in range(count):
+        task, turn = FIFTY[number % len(FIFTY)], number // len(FIFTY)
+        temperature = TEMPERATURES[(number + turn) % len(TEMPERATURES)]
         params = SamplingParams(
             grammar=schema_grammar(task.name),
             max_tokens=MAX_TOKENS,
             temperature=temperature,
             seed=random.getrandbits(60),
         )
-        asks.append(GuidedAsk(task, PROMPT.format(subject=random.choice(SUBJECTS), wanted=task.wanted), params))
+        asks.append(GuidedAsk(task, PROMPT.format(subject=random.choice(SUBJECTS), wish=task.wish), params))
     return asks
 
 
 @cache
 def guided_model() -> OpenedModel:
-    """The test model in this process, which several sections ask."""
+    """The test model in this process, shared by several sections."""
     return open_model(str(smollm2_file()), SETTINGS)
 
 
 # -- stepped by hand ---------------------------------------------------------------------------------------------------
 
-Answered = dict[int, tuple[int, ...]]
-"""The tokens of each answer to one question, by its index."""
+AnswersByIndex = dict[int, tuple[int, ...]]
+"""Index of an answer to one question -> its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandRun:
-    """What came of some questions."""
+    """The results of some questions."""
 
-    answers: list[Answered]
+    answers: list[AnswersByIndex]
     """In the order of the questions."""
     num_cached: list[int]
-    """Prompt tokens that each of them found computed."""
+    """Prompt tokens that each question found in the cache."""
 
 
 def run_by_hand(
-    opened: OpenedModel,
+    model: OpenedModel,
     asks: Sequence[GuidedAsk],
     indices: Sequence[int] = (0,),
-    between: Callable[[], None] = lambda: None,
+    after_step: Callable[[], None] = lambda: None,
 ) -> HandRun:
-    """Ask all at once for the answers of these indices, and step until each has ended; `between` comes after each step.
+    """Ask all questions at once for the answers of these indices, and step until all end; each step calls `after_step`.
 
     Raises RuntimeError for an answer that did not end by itself or by its length.
     """
-    engine = opened.engine
-    order: dict[str, int] = {}
-    answers: list[Answered] = [dict.fromkeys(indices, ()) for _ in asks]
+    engine = model.engine
+    ask_numbers: dict[str, int] = {}
+    answers: list[AnswersByIndex] = [dict.fromkeys(indices, ()) for _ in asks]
     num_cached = [0] * len(asks)
-    for at, ask in enumerate(asks):
-        request = make_request(opened.text, opened.text.prompt(ask.prompt), ask.params)
+    for number, ask in enumerate(asks):
+        request = make_request(model.text, model.text.prompt(ask.prompt), ask.params)
         request = replace(request, continuations=tuple(Continuation(index) for index in indices))
-        told = engine.submit(request)
-        if isinstance(told, Refused):
-            raise told.error
-        order[request.request_id] = at
+        result = engine.submit(request)
+        if isinstance(result, Refused):
+            raise result.error
+        ask_numbers[request.request_id] = number
     while engine.has_work:
         for event in engine.step(monotonic):
-            at = order[event.request_id]
+            number = ask_numbers[event.request_id]
             if isinstance(event, Token):
-                answers[at][event.sequence_index] += (event.token_id,)
+                answers[number][event.sequence_index] += (event.token_id,)
             elif isinstance(event, FirstToken):
-                num_cached[at] = event.num_cached_tokens
+                num_cached[number] = event.num_cached_tokens
             elif isinstance(event, SequenceFinished) and event.error is not None:
-                raise RuntimeError(f"an answer to {asks[at].task.name} ended with {event.error}")
-        between()
+                raise RuntimeError(f"an answer to {asks[number].task.name} ended with {event.error}")
+        after_step()
     return HandRun(answers, num_cached)

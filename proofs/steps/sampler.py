@@ -1,7 +1,7 @@
-"""The sampler: the same tokens as the plain one of the tests, among allowed tokens too.
+"""The sampler with its native kernels: it samples the same tokens as slower reference samplers, also under masks.
 
-Small vocabularies are compared with the plain sampler, where ties and borders come fast. Those of a real size are
-compared with the definition in numpy, and masked rows with the same rows whose other tokens are as good as banned.
+With small vocabularies, where ties are frequent, the reference is the plain sampler of the tests. With a real one it is
+the definition in numpy, and a masked row must equal a row whose forbidden tokens have very low logits.
 """
 
 from collections.abc import Iterator
@@ -24,31 +24,31 @@ ROWS = 16
 
 @section("sampler: the same tokens")
 def tokens(proof: Proof) -> None:
-    """Against the plain sampler, the definition in numpy, and bans instead of masks."""
-    found = survey(proof.sized(quick=2_000, full=20_000), proof.random.getrandbits(32))
-    for line in found.wrong[:5]:
+    """Compare with the plain sampler, with the definition in numpy, and with low logits instead of masks."""
+    result = survey(proof.sized(quick=2_000, full=20_000), proof.random.getrandbits(32))
+    for line in result.wrong[:5]:
         say(f"  {line[:400]}")
-    proof.at_least("sampler_rows", found.num_rows, proof.sized(quick=2_000, full=20_000))
-    proof.report("sampler_near_ties", found.num_near_ties, "rows that rounding may decide")
-    wrong = [_large_batch(proof) for _ in range(proof.sized(quick=3, full=40))]
-    proof.report("sampler_large_rows", len(wrong) * ROWS, f"of {VOCABULARY:,} tokens")
-    proof.equals("sampler_unequal", len(found.wrong) + sum(wrong), 0)
+    proof.at_least("sampler_rows", result.num_rows, proof.sized(quick=2_000, full=20_000))
+    proof.report("sampler_near_ties", result.num_near_ties, "rows where rounding may decide")
+    unequal_counts = [_large_batch(proof) for _ in range(proof.sized(quick=3, full=40))]
+    proof.report("sampler_large_rows", len(unequal_counts) * ROWS, f"of {VOCABULARY:,} tokens")
+    proof.equals("sampler_unequal", len(result.wrong) + sum(unequal_counts), 0)
 
 
 def _large_batch(proof: Proof) -> int:
-    """Rows of one batch whose token is another by numpy, or with bans in the place of a mask."""
+    """The number of rows of one random batch whose token differs from that of numpy, without and with masks."""
     dice = np.random.default_rng(proof.random.getrandbits(64))
-    spreads = dice.choice([0.01, 0.3, 1.0, 3.0, 8.0], (ROWS, 1))
-    logits = (dice.standard_normal((ROWS, VOCABULARY)) * spreads).astype(np.float32)
+    scales = dice.choice([0.01, 0.3, 1.0, 3.0, 8.0], (ROWS, 1))
+    logits = (dice.standard_normal((ROWS, VOCABULARY)) * scales).astype(np.float32)
     samplings = [_sampling(dice) for _ in range(ROWS)]
-    is_left = dice.random((ROWS, VOCABULARY)) < dice.choice([0.0001, 0.01, 0.5, 1.0], (ROWS, 1))
-    is_left[:, 0] = True
-    masks = [np.packbits(row, bitorder="little").tobytes() for row in is_left]
-    struck = np.where(is_left, logits, np.float32(-3e38))
-    found, among = choose(logits, samplings), choose(logits, samplings, masks=masks)
+    is_allowed = dice.random((ROWS, VOCABULARY)) < dice.choice([0.0001, 0.01, 0.5, 1.0], (ROWS, 1))
+    is_allowed[:, 0] = True
+    masks = [np.packbits(row, bitorder="little").tobytes() for row in is_allowed]
+    low_logits = np.where(is_allowed, logits, np.float32(-3e38))
+    tokens, masked_tokens = choose(logits, samplings), choose(logits, samplings, masks=masks)
     with _without_kernels():
-        plain, dense = choose(logits, samplings), choose(struck, samplings)
-    return sum(one != other for one, other in zip([*found, *among], [*plain, *dense], strict=True))
+        expected, expected_masked = choose(logits, samplings), choose(low_logits, samplings)
+    return sum(a != b for a, b in zip([*tokens, *masked_tokens], [*expected, *expected_masked], strict=True))
 
 
 def _sampling(dice: np.random.Generator) -> Sampling:

@@ -1,8 +1,8 @@
-"""Fifty JSON schemas that a small model is made to answer in: ten as applications have them, with a document each, and
-forty that go through the keywords.
+"""Fifty JSON schemas for answers of a small model: ten as applications use them, each with a matching document, and
+forty that cover the keywords of JSON schema.
 
-Strings and lists that say nothing of their length get a bound: a small model goes on for ever where a grammar lets it,
-and an answer that was cut proves nothing.
+Strings and lists without a bound on their length get one: a small model goes on for ever where a grammar allows it, and
+an answer that was cut proves nothing.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from typing import Any
 
 MAX_LENGTH, MAX_ITEMS = 24, 2
 SHORT_FORMATS = frozenset({"date", "uuid", "ipv4", "ipv6"})
-"""Formats that end by themselves."""
+"""Formats of a bounded length."""
 LONG_FORMATS = {"date-time": 32}
-"""Formats whose shortest texts are near the bound of others."""
+"""Format -> a larger bound, for formats whose shortest texts are about `MAX_LENGTH` long."""
 
 Schema = Mapping[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -26,34 +26,34 @@ DATE: Schema = {"type": "string", "format": "date"}
 
 @dataclass(frozen=True, slots=True)
 class SchemaTask:
-    """A schema, and the words that ask a model for such a document."""
+    """A schema, and the wish (`wish`) that a prompt puts into words."""
 
     name: str
-    wanted: str
+    wish: str
     schema: Schema
     document: Any = None
-    """One that matches, where somebody needs it."""
+    """A document that matches the schema; only the ten have one."""
 
 
 def bounded_schema(part: Any) -> Any:
-    """The same schema, in which texts and lists end."""
+    """A copy of the schema in which every string and list has a bound."""
     if isinstance(part, list):
-        return [bounded_schema(one) for one in part]
+        return [bounded_schema(item) for item in part]
     if not isinstance(part, Mapping):
         return part
-    made = {name: one if name in ("enum", "const", "required") else bounded_schema(one) for name, one in part.items()}
-    kinds = part.get("type")
+    literals = ("enum", "const", "required")
+    bounded = {name: value if name in literals else bounded_schema(value) for name, value in part.items()}
+    kinds, form = part.get("type"), part.get("format")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    form = part.get("format")
     if "string" in kinds and not {"maxLength", "pattern", "enum", "const"} & part.keys() and form not in SHORT_FORMATS:
-        made["maxLength"] = LONG_FORMATS.get(str(form), MAX_LENGTH)
+        bounded["maxLength"] = LONG_FORMATS.get(str(form), MAX_LENGTH)
     if "array" in kinds and not {"maxItems", "prefixItems"} & part.keys():
-        made["maxItems"] = max(MAX_ITEMS, part.get("minItems", 0))
-    return made
+        bounded["maxItems"] = max(MAX_ITEMS, part.get("minItems", 0))
+    return bounded
 
 
 def _object(**properties: Schema) -> dict[str, Any]:
-    """An object with all of these and no others."""
+    """An object with all of these properties, and no others."""
     return {
         "type": "object",
         "properties": properties,
@@ -66,7 +66,7 @@ def _list(items: Any, **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": items, **more}
 
 
-def _one_of(*words: str) -> dict[str, Any]:
+def _enum(*words: str) -> dict[str, Any]:
     return {"type": "string", "enum": [*words]}
 
 
@@ -79,7 +79,7 @@ def _pattern(text: str) -> dict[str, Any]:
 
 
 NODE = _object(value=_between(0, 99), children=_list({"$ref": "#/$defs/node"}))
-PLACE = _object(city=TEXT, country=_one_of("France", "Japan", "Peru", "Kenya"))
+PLACE = _object(city=TEXT, country=_enum("France", "Japan", "Peru", "Kenya"))
 
 TEN = (
     SchemaTask(
@@ -93,7 +93,7 @@ TEN = (
         "a call of the weather service",
         _object(
             name={"const": "get_weather"},
-            arguments=_object(location=TEXT, unit=_one_of("celsius", "fahrenheit"), days=_between(1, 7)),
+            arguments=_object(location=TEXT, unit=_enum("celsius", "fahrenheit"), days=_between(1, 7)),
         ),
         {"name": "get_weather", "arguments": {"location": "Paris, France", "unit": "celsius", "days": 3}},
     ),
@@ -101,9 +101,9 @@ TEN = (
         "extraction",
         "the people and places that are named",
         _object(
-            people=_list(_object(name=TEXT, role=_one_of("author", "reader", "editor"))),
+            people=_list(_object(name=TEXT, role=_enum("author", "reader", "editor"))),
             places=_list(TEXT),
-            language=_one_of("en", "de", "fr", "es"),
+            language=_enum("en", "de", "fr", "es"),
         ),
         {
             "people": [{"name": "Jorge Borges", "role": "author"}, {"name": "Ana", "role": "reader"}],
@@ -121,7 +121,7 @@ TEN = (
         "sentiment",
         "how a review of it sounds, and why",
         _object(
-            label=_one_of("positive", "neutral", "negative"),
+            label=_enum("positive", "neutral", "negative"),
             score=_between(0, 1, "number"),
             reason={"type": "string", "maxLength": 200},
         ),
@@ -171,8 +171,8 @@ TEN = (
         "classification",
         "what kind of message it is",
         _object(
-            category=_one_of("billing", "delivery", "returns", "account", "technical", "praise", "spam", "other"),
-            tags=_list(_one_of("urgent", "refund", "angry", "question", "follow-up")),
+            category=_enum("billing", "delivery", "returns", "account", "technical", "praise", "spam", "other"),
+            tags=_list(_enum("urgent", "refund", "angry", "question", "follow-up")),
             confidence=_between(0, 100),
             needs_review=YES_NO,
         ),
@@ -184,9 +184,9 @@ TEN = (
         _object(
             sku=_pattern("^[A-Z]{3}-[0-9]{4}$"),
             name=TEXT,
-            price=_object(amount=_between(0, 100_000), currency=_one_of("EUR", "USD", "JPY")),
+            price=_object(amount=_between(0, 100_000), currency=_enum("EUR", "USD", "JPY")),
             stock=WHOLE,
-            colours=_list(_one_of("red", "green", "blue", "black")),
+            colours=_list(_enum("red", "green", "blue", "black")),
         ),
         {
             "sku": "LMP-0042",
@@ -197,7 +197,7 @@ TEN = (
         },
     ),
 )
-"""Those of the design brief, as they are named there where they are."""
+"""Schemas as applications use them."""
 
 KEYWORDS: Mapping[str, tuple[str, Schema]] = {
     "flag": ("whether it is true", YES_NO),
@@ -234,7 +234,7 @@ KEYWORDS: Mapping[str, tuple[str, Schema]] = {
     ),
     "tail": (
         "a word and some numbers",
-        {"type": "array", "prefixItems": [_one_of("sum", "mean")], "items": _between(0, 99), "maxItems": 4},
+        {"type": "array", "prefixItems": [_enum("sum", "mean")], "items": _between(0, 99), "maxItems": 4},
     ),
     "optional": (
         "what is known of it",
@@ -312,6 +312,6 @@ KEYWORDS: Mapping[str, tuple[str, Schema]] = {
     ),
     "anything_small": ("any object", {"type": "object", "properties": {"ok": YES_NO}, "required": ["ok"]}),
 }
-"""By name: what is asked for, and a schema for the keywords it has."""
+"""Name -> the wish, and a schema that covers some keywords."""
 
-FIFTY = (*TEN, *(SchemaTask(name, wanted, schema) for name, (wanted, schema) in KEYWORDS.items()))
+FIFTY = (*TEN, *(SchemaTask(name, wish, schema) for name, (wish, schema) in KEYWORDS.items()))

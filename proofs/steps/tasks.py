@@ -1,4 +1,4 @@
-"""What is asked to see what guesses are worth: edits, extractions and free talk, and an engine stepped by hand."""
+"""Prompts that measure speculation (edits, extractions, free talk), and a function that steps an engine by hand."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ STORY = (
     "book, and a second clerk checks it. In the evening the boxes are carried to the station, where the night train "
     "to {other} waits. Last year the workshop sold {total} {goods}, more than in any year before."
 )
-ASKED = {
+QUESTIONS = {
     "edit": "Repeat the following text word for word, but write {fresh} wherever it says {place}.\n\n{story}",
     "extract": "{story}\n\nRead the text above. Answer with a JSON object with the fields owner, city, opens_at, "
     "goods, boxes_by_noon, destination and sold_last_year, and then quote the sentence for each field.",
@@ -34,27 +34,27 @@ ASKED = {
 
 @dataclass(frozen=True, slots=True)
 class TaskAsk:
-    """One question, and how it is to be answered."""
+    """A question, and its sampling parameters."""
 
     prompt: list[int]
     params: SamplingParams
 
 
-def task_prompt(opened: OpenedModel, task: str, random: Random) -> list[int]:
-    """A question of this kind about something else every time, in the tokens of the model's template."""
-    place, other, fresh = random.sample(PLACES, 3)
+def task_prompt(model: OpenedModel, task: str, random: Random) -> list[int]:
+    """A question of this kind about random subjects, in the tokens of the model's template."""
+    place, other_place, new_place = random.sample(PLACES, 3)
     goods = random.choice(GOODS)
     story = STORY.format(
         name=random.choice(NAMES), place=place, hour=f"{random.randint(5, 11)}:{random.randint(10, 59)}", goods=goods,
-        count=random.randint(20, 400), other=other, total=f"{random.randint(2, 90)},{random.randint(100, 999)}",
+        count=random.randint(20, 400), other=other_place, total=f"{random.randint(2, 90)},{random.randint(100, 999)}",
     )  # fmt: skip
-    asked = ASKED[task].format(story=story, place=place, fresh=fresh, goods=goods)
-    return opened.text.chat([{"role": "user", "content": asked}])
+    question = QUESTIONS[task].format(story=story, place=place, fresh=new_place, goods=goods)
+    return model.text.chat([{"role": "user", "content": question}])
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One answer."""
+class TimedAnswer:
+    """One answer with the time of its decoding."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
@@ -62,8 +62,8 @@ class Told:
     """From its first token to its last."""
 
 
-class _Listener:
-    """What is said of one request's answers."""
+class _EventCollector:
+    """Collects the events of one request into its answers."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -71,7 +71,7 @@ class _Listener:
         self.logprobs: dict[int, list[TokenLogprobs | None]] = {index: [] for index in self.tokens}
         self.times_s: list[float] = []
 
-    def hear(self, event: RequestEvent) -> None:
+    def add(self, event: RequestEvent) -> None:
         if isinstance(event, Token):
             self.tokens[event.sequence_index].append(event.token_id)
             self.logprobs[event.sequence_index].append(event.logprobs)
@@ -79,50 +79,49 @@ class _Listener:
         elif isinstance(event, SequenceFinished) and event.error is not None:
             raise RuntimeError(f"an answer ended with {event.error}")
 
-    def told(self) -> list[Told]:
-        spent_s = self.times_s[-1] - self.times_s[0]
-        return [Told(tuple(self.tokens[at]), tuple(self.logprobs[at]), spent_s) for at in sorted(self.tokens)]
+    def answers(self) -> list[TimedAnswer]:
+        decode_s = self.times_s[-1] - self.times_s[0]
+        return [TimedAnswer(tuple(self.tokens[i]), tuple(self.logprobs[i]), decode_s) for i in sorted(self.tokens)]
 
 
-def told_by(
-    opened: OpenedModel, asks: Sequence[TaskAsk], between: Callable[[], bool] = lambda: False
-) -> list[list[Told]]:
-    """Ask all at once and step until every answer has ended; for each question its answers.
+def run_timed(
+    model: OpenedModel, asks: Sequence[TaskAsk], forgets: Callable[[], bool] = lambda: False
+) -> list[list[TimedAnswer]]:
+    """Ask all questions at once and step until every answer has ended; returns the answers of each question.
 
-    `between` comes after each step. Where it says so the engine forgets everything, as one does that died, and goes on
-    with the tokens that were told.
+    `forgets` is called after each step. If it returns True, all requests are cancelled and the cache is emptied, as if
+    the engine had died; then they are restored with the tokens that they already have.
     """
-    engine = opened.engine
-    heard: dict[str, _Listener] = {}
+    engine = model.engine
+    collectors: dict[str, _EventCollector] = {}
     for ask in asks:
-        request = make_request(opened.text, opened.text.prompt(ask.prompt), ask.params)
-        heard[request.request_id] = _Listener(request)
-        if isinstance(told := engine.submit(request), Refused):
-            raise told.error
-    order = list(heard.values())
+        request = make_request(model.text, model.text.prompt(ask.prompt), ask.params)
+        collectors[request.request_id] = _EventCollector(request)
+        if isinstance(result := engine.submit(request), Refused):
+            raise result.error
+    order = list(collectors.values())
     while engine.has_work:
         for event in engine.step(monotonic):
-            if event.request_id in heard:
-                heard[event.request_id].hear(event)
-        if between():
-            heard = _restored(opened, heard)
-    return [one.told() for one in order]
+            if event.request_id in collectors:
+                collectors[event.request_id].add(event)
+        if forgets():
+            collectors = _restore_all(model, collectors)
+    return [collector.answers() for collector in order]
 
 
-def _restored(opened: OpenedModel, heard: dict[str, _Listener]) -> dict[str, _Listener]:
-    """All that live are cancelled, the cache is emptied, and they are asked again with what they have."""
-    engine, again = opened.engine, {}
-    alive = [heard[name] for name in list(engine.scheduler.live) if name in heard]
-    for one in alive:
-        engine.cancel(one.request.request_id)
+def _restore_all(model: OpenedModel, collectors: dict[str, _EventCollector]) -> dict[str, _EventCollector]:
+    """Cancel all live requests, empty the cache, and restore the requests with the tokens that they have."""
+    engine, restored = model.engine, {}
+    live = [collectors[name] for name in list(engine.scheduler.live) if name in collectors]
+    for collector in live:
+        engine.cancel(collector.request.request_id)
     while engine.has_work:
         engine.step(monotonic)
     engine.memory.clear()
-    for number, one in enumerate(alive):
-        produced = tuple(Continuation(index, tuple(tokens)) for index, tokens in one.tokens.items())
-        one.request = replace(
-            one.request, request_id=f"{one.request.request_id[:32]}-{monotonic()}-{number}", continuations=produced
-        )
-        engine.restore(one.request)
-        again[one.request.request_id] = one
-    return again
+    for number, collector in enumerate(live):
+        continuations = tuple(Continuation(index, tuple(tokens)) for index, tokens in collector.tokens.items())
+        request_id = f"{collector.request.request_id[:32]}-{monotonic()}-{number}"
+        collector.request = replace(collector.request, request_id=request_id, continuations=continuations)
+        engine.restore(collector.request)
+        restored[collector.request.request_id] = collector
+    return restored

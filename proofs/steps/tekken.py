@@ -1,9 +1,8 @@
-"""A vocabulary of 131,072 tokens as its maker published it: Mistral's Tekken, out of a package on PyPI that is unpacked
-and never imported.
+"""A vocabulary of 131,072 tokens: Mistral's Tekken, from a package on PyPI that is unpacked and never imported.
 
-The package has tokens and their ranks, as tiktoken reads them. Here they become a `tokenizer.json`, so that grammars
-get to see them in the way they see every model's. The first thousand are special, and few of those have names in the
-file's version.
+The package has tokens and their ranks, as tiktoken reads them. They are converted to a `tokenizer.json`, the form in
+which grammars get the vocabulary of every model. The first thousand tokens are special; few of them have names in this
+version of the file.
 """
 
 import base64
@@ -28,44 +27,44 @@ NAMES = {0: "<unk>", 1: "<s>", END_ID: "</s>"}
 
 
 def tekken_vocabulary() -> LLTokenizer:
-    """Its tokens as grammars see them."""
-    told: dict[str, Any] = json.loads(_tekken_file().read_text())
-    config: Mapping[str, Any] = told["config"]
+    """The vocabulary of Tekken for grammars."""
+    data: dict[str, Any] = json.loads(_tekken_file().read_text())
+    config: Mapping[str, Any] = data["config"]
     num_special, size = config["default_num_special_tokens"], config["default_vocab_size"]
-    ranks = {base64.b64decode(one["token_bytes"]): one["rank"] for one in told["vocab"][: size - num_special]}
+    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in data["vocab"][: size - num_special]}
     if sorted(ranks.values()) != list(range(size - num_special)):
-        raise RuntimeError(f"{MEMBER} must have {size - num_special} tokens, ranked from 0 on")
+        raise RuntimeError(f"expected {size - num_special} tokens with ranks from 0 on in {MEMBER}, got {len(ranks)}")
     return grammar_vocabulary(json.dumps(_tokenizer(ranks, num_special, config["pattern"])), size, [END_ID])
 
 
 def _tokenizer(ranks: Mapping[bytes, int], num_special: int, pattern: str) -> dict[str, Any]:
     letters = _letters()
 
-    def written(token: bytes) -> str:
+    def text_of(token: bytes) -> str:
         return "".join(map(letters.__getitem__, token))
 
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    special = [{"id": at, "content": NAMES.get(at, f"<SPECIAL_{at}>"), **plain} for at in range(num_special)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = [{"id": i, "content": NAMES.get(i, f"<SPECIAL_{i}>"), **flags} for i in range(num_special)]
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",
         "added_tokens": special,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, by_bytes]},
-        "decoder": by_bytes,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "vocab": {one["content"]: one["id"] for one in special}
-            | {written(token): rank + num_special for token, rank in ranks.items()},
-            "merges": [(written(left), written(right)) for left, right in _merges(ranks)],
+            "vocab": {token["content"]: token["id"] for token in special}
+            | {text_of(token): rank + num_special for token, rank in ranks.items()},
+            "merges": [(text_of(left), text_of(right)) for left, right in _merges(ranks)],
         },
     }
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Every pair of tokens that makes a token, in the order in which they are made."""
+    """Every pair of tokens that merges into a token, in the order of the merged tokens' ranks."""
     for token in sorted(ranks, key=ranks.__getitem__):
-        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        pairs = ((token[:index], token[index:]) for index in range(1, len(token)))
         yield from sorted(
             (pair for pair in pairs if pair[0] in ranks and pair[1] in ranks),
             key=lambda pair: (ranks[pair[0]], ranks[pair[1]]),
@@ -73,14 +72,14 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _letters() -> dict[int, str]:
-    """How such files write bytes: as the letter of that number if it can be seen, else as one from 256 on."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
+    """Byte -> its letter in a `tokenizer.json`: the letter of that number if it is printable, else one from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
 def _tekken_file() -> Path:
-    """In the cache folder, downloaded if it is not there."""
+    """The file in the cache folder; downloads it if it is missing."""
     path = cache_folder() / "tokenizers" / PACKAGE.replace("==", "-") / Path(MEMBER).name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The six coding agents: how each is told of a server, asked, and asked again in the same conversation.
+"""The six coding agents: how each is configured for a server, given a task, and given another in the same conversation.
 
-Five are told what `quire launch` and `quire connect` tell them; Continue gets a file of its own.
+Five get the configuration that `quire launch` and `quire connect` write; Continue gets a file that is made here.
 """
 
 import json
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proofs.agents.clients_run.packages import PackageGroup
-from proofs.agents.clients_run.runs import ClientRun, Ground, Invocation, nonce, run_client
+from proofs.agents.clients_run.runs import ClientRun, Invocation, Workspace, nonce, run_client
 from proofs.agents.clients_run.scripted_model import DONE
 from quire.cli.agents.agent_clients import AGENTS, AgentSetup, Server
 
@@ -24,15 +24,15 @@ class Agent:
     group: str
     program: str
     setup: Callable[[Server, Path], AgentSetup]
-    asked: Callable[[str], Sequence[str]]
-    """Its words for a task in a new conversation."""
+    task_words: Callable[[str], Sequence[str]]
+    """The arguments that give it a task in a new conversation."""
     apis: str
-    """Whom it asks."""
-    asked_again: Callable[[str], Sequence[str]] | None = None
-    """In the conversation before."""
+    """The APIs that it uses, for the table of clients."""
+    continue_words: Callable[[str], Sequence[str]] | None = None
+    """The arguments that give it a task in its last conversation; None if it cannot continue one."""
     has_tools: bool = True
-    around: Mapping[str, str] = field(default_factory=dict)
-    """What it needs beside its settings."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables."""
 
 
 def _continue(server: Server, folder: Path) -> AgentSetup:
@@ -54,7 +54,7 @@ def _continue(server: Server, folder: Path) -> AgentSetup:
 
 
 NO_PROXIES = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), "")
-"""For who takes the way to the network for its way to loopback, whatever NO_PROXY says."""
+"""Turns off the proxies of `runs`, for an agent that ignores NO_PROXY and uses them for loopback too."""
 _CODEX = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 _CLAUDE = ("--permission-mode", "acceptEdits")
 ALL_AGENTS = (
@@ -93,7 +93,7 @@ ALL_AGENTS = (
         lambda task: ("--yolo", task),
         "chat",
         lambda task: ("--yolo", "--continue", task),
-        around=NO_PROXIES,
+        variables=NO_PROXIES,
     ),
     Agent("Continue cn", "continue", "cn", _continue, lambda task: ("--auto", "-p", task), "chat"),
     Agent(
@@ -110,42 +110,42 @@ ALL_AGENTS = (
 
 @dataclass(frozen=True, slots=True)
 class AgentRuns:
-    """An agent, set up for one server and one user."""
+    """Runs an agent that is configured for one server and one user."""
 
     agent: Agent
-    ground: Ground
+    workspace: Workspace
     invocation: Invocation
 
     @classmethod
-    def opened(cls, agent: Agent, group: PackageGroup, ground: Ground) -> "AgentRuns":
-        """With the files it is told by written."""
-        folder = ground.folder / "settings"
-        setup = agent.setup(Server(ground.url, ground.model, ground.key, MAX_TOKENS), folder)
+    def configure(cls, agent: Agent, group: PackageGroup, workspace: Workspace) -> "AgentRuns":
+        """Configure an agent, and write its configuration files."""
+        folder = workspace.folder / "settings"
+        setup = agent.setup(Server(workspace.url, workspace.model, workspace.key, MAX_TOKENS), folder)
         folder.mkdir(mode=0o700)
         for path, text in setup.files.items():
             (folder / path).write_text(text)
-        variables = {**setup.variables, **agent.around}
+        variables = {**setup.variables, **agent.variables}
         program = group.programs / agent.program
-        return cls(agent, ground, Invocation((str(program), *setup.arguments), variables, group.programs))
+        return cls(agent, workspace, Invocation((str(program), *setup.arguments), variables, group.programs))
 
-    def ask(self, words: Sequence[str]) -> ClientRun:
-        """Run it with these words of its own."""
-        how = self.invocation
-        return run_client(self.ground, Invocation((*how.words, *words), how.variables, how.programs))
+    def ask(self, arguments: Sequence[str]) -> ClientRun:
+        """Run the agent with these arguments of its own."""
+        base = self.invocation
+        return run_client(self.workspace, Invocation((*base.words, *arguments), base.variables, base.programs))
 
     def write_task(self, name: str) -> tuple[str, str]:
-        """A task to write a file, and what must stand in it."""
+        """A task to write a file, and the content that the file must have."""
         content = nonce()
-        path = self.ground.work / name if self.agent.has_tools else name
+        path = self.workspace.work / name if self.agent.has_tools else name
         return f"Write the file {path} with the content {content} and then say that it is done.", content
 
     def problem(self, run: ClientRun, name: str, content: str) -> str | None:
-        """What it did not do: the file, or a last word."""
-        path = self.ground.work / name
+        """A message about what the agent did not do: write the file, or say that it is done; None if it did both."""
+        path = self.workspace.work / name
         if not path.is_file():
-            return f"{name} was not written: {run.shown}"
+            return f"{name} was not written: {run.output_end}"
         if path.read_text().strip() != content:
             return f"{name} has {path.read_text()[:200]!r} and not {content!r}"
         if self.agent.has_tools and DONE not in run.output:
-            return f"no last word: {run.shown}"
-        return None if run.code == 0 else f"it ended with {run.code}: {run.shown}"
+            return f"the final answer is missing: {run.output_end}"
+        return None if run.code == 0 else f"it ended with {run.code}: {run.output_end}"

@@ -1,7 +1,7 @@
-"""The twelve libraries: for each a program of a few lines, as its own documentation has it, with one tool.
+"""The twelve client libraries: for each a program of a few lines, like those of its documentation, with one tool.
 
-The tool is the program's own function. What it returns nobody else knows, so that an answer that has it shows that the
-call was understood, carried out, and its result sent back. Programs run in the folders of `clients_run/packages`.
+The tool is a function of the program that returns a secret. An answer with the secret shows that the call was parsed
+and run, and that its result was sent back. Programs run in the folders of `clients_run/packages`.
 """
 
 import json
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proofs.agents.clients_run.packages import PackageGroup
-from proofs.agents.clients_run.runs import ClientRun, Ground, Invocation, nonce, run_client
+from proofs.agents.clients_run.runs import ClientRun, Invocation, Workspace, nonce, run_client
 
 FINAL = "FINAL "
-"""How a line begins that has what the library gave in the end."""
+"""The prefix of each line with a final answer."""
 PYTHON = """
 import os
 URL, MODEL, TASK = (os.environ[name] for name in ("CLIENT_URL", "CLIENT_MODEL", "CLIENT_TASK"))
@@ -140,11 +140,11 @@ class Library:
     package: str
     program: str
     num_finals: int
-    """How many times it asks, in how many ways."""
+    """The number of final answers that the program prints, one for each way to ask."""
     apis: str
-    """Whom it asks."""
-    has_last_word: bool = True
-    """A call is followed by a text."""
+    """The APIs that it uses, for the table of clients."""
+    has_final_text: bool = True
+    """Whether the library sends the tool's result back and gets a final text."""
 
 
 CHAT, RESPONSES, MESSAGES = "chat", "Responses", "Messages"
@@ -177,7 +177,7 @@ LIBRARIES = (
         1,
         MESSAGES,
     ),
-    Library("instructor", "instructor", "instructor", PYTHON + INSTRUCTOR, 1, CHAT, has_last_word=False),
+    Library("instructor", "instructor", "instructor", PYTHON + INSTRUCTOR, 1, CHAT, has_final_text=False),
     Library("pydantic-ai", "pydantic-ai", "pydantic-ai-slim[openai]", PYTHON + PYDANTIC_AI, 2, f"{CHAT}, {RESPONSES}"),
     Library("AI SDK openai-compatible", "ai-sdk", "@ai-sdk/openai-compatible", AI_SDK + AI_SDK_COMPATIBLE, 2, CHAT),
     Library("AI SDK openai", "ai-sdk", "@ai-sdk/openai", AI_SDK + AI_SDK_OPENAI, 2, RESPONSES),
@@ -187,15 +187,15 @@ LIBRARIES = (
 
 @dataclass(frozen=True, slots=True)
 class LibraryTask:
-    """What a library is asked, and what must come of it."""
+    """The task of a library, and the text that its answers must have."""
 
     task: str
     variables: Mapping[str, str]
     expected: str
 
     @classmethod
-    def made(cls, library: Library) -> "LibraryTask":
-        """With words nobody can guess."""
+    def create(cls, library: Library) -> "LibraryTask":
+        """Make a task with random words that no model can guess."""
         key, secret = nonce(), nonce()
         if library.group == "instructor":
             return cls(f"Call the tool City with the name {key} and the population 41.", {}, f"{key} 42")
@@ -203,41 +203,41 @@ class LibraryTask:
         return cls(task, {"CLIENT_SECRET": secret}, f"{secret}-{key}")
 
 
-def ask_library(library: Library, group: PackageGroup, ground: Ground) -> tuple[ClientRun, str | None]:
-    """Run its program; what went wrong, if something did."""
-    asked = LibraryTask.made(library)
-    told = {"CLIENT_URL": ground.url, "CLIENT_MODEL": ground.model, "CLIENT_KEY": ground.key}
-    how = _invocation(library, group, ground, asked.task)
-    variables = {**told, "CLIENT_TASK": asked.task, **asked.variables, **how.variables}
-    run = run_client(ground, Invocation(how.words, variables, group.programs))
-    marked = [line.removeprefix(FINAL) for line in run.output.splitlines() if line.startswith(FINAL)]
-    finals = [run.output] if library.group == "llm" else marked
-    num_right = sum(asked.expected in one for one in finals)
-    if run.code or num_right < library.num_finals:
-        return run, f"{num_right} of {library.num_finals} answers have what the tool said: {run.shown}"
+def ask_library(library: Library, group: PackageGroup, workspace: Workspace) -> tuple[ClientRun, str | None]:
+    """Run the library's program; return the run, and a message about what went wrong or None."""
+    library_task = LibraryTask.create(library)
+    server_variables = {"CLIENT_URL": workspace.url, "CLIENT_MODEL": workspace.model, "CLIENT_KEY": workspace.key}
+    invocation = _invocation(library, group, workspace, library_task.task)
+    variables = {**server_variables, "CLIENT_TASK": library_task.task, **library_task.variables, **invocation.variables}
+    run = run_client(workspace, Invocation(invocation.words, variables, group.programs))
+    final_lines = [line.removeprefix(FINAL) for line in run.output.splitlines() if line.startswith(FINAL)]
+    finals = [run.output] if library.group == "llm" else final_lines
+    num_correct = sum(library_task.expected in answer for answer in finals)
+    if run.code or num_correct < library.num_finals:
+        return run, f"{num_correct} of {library.num_finals} answers have the tool's text: {run.output_end}"
     return run, None
 
 
-def _invocation(library: Library, group: PackageGroup, ground: Ground, task: str) -> Invocation:
+def _invocation(library: Library, group: PackageGroup, workspace: Workspace, task: str) -> Invocation:
     if library.group == "llm":
-        return _llm(group, ground, task)
+        return _llm(group, workspace, task)
     if group.source == "npm":
-        (ground.work / "node_modules").symlink_to(group.folder / "node_modules")
-        script = ground.work / "client.mjs"
+        (workspace.work / "node_modules").symlink_to(group.folder / "node_modules")
+        script = workspace.work / "client.mjs"
         words = ["node", str(script)]
     else:
-        script = ground.work / "client.py"
+        script = workspace.work / "client.py"
         words = [str(group.programs / "python"), str(script)]
     script.write_text(library.program)
     return Invocation(words)
 
 
-def _llm(group: PackageGroup, ground: Ground, task: str) -> Invocation:
-    functions = ground.work / "functions.py"
+def _llm(group: PackageGroup, workspace: Workspace, task: str) -> Invocation:
+    functions = workspace.work / "functions.py"
     functions.write_text(LLM_FUNCTIONS)
-    model = {"model_id": ground.model, "model_name": ground.model, "api_base": f"{ground.url}/v1"}
-    home = ground.folder / "llm"
+    model = {"model_id": workspace.model, "model_name": workspace.model, "api_base": f"{workspace.url}/v1"}
+    home = workspace.folder / "llm"
     home.mkdir()
     (home / "extra-openai-models.yaml").write_text(json.dumps([{**model, "supports_tools": True}]))
-    words = [str(group.programs / "llm"), "-m", ground.model, "--functions", str(functions), task]
+    words = [str(group.programs / "llm"), "-m", workspace.model, "--functions", str(functions), task]
     return Invocation(words, {"LLM_USER_PATH": str(home)})

@@ -1,7 +1,7 @@
 """Installs the clients that proofs run: pinned versions from npm and PyPI, each group in a folder of the cache.
 
-A group that is there is left alone; one whose packages have changed is installed anew. Nothing outside of the cache
-folder is touched. `python -m proofs.agents.clients_run.packages` installs all of them.
+An installed group is reused; if its list of packages has changed, it is installed anew. Nothing outside of the cache
+folder is written. `python -m proofs.agents.clients_run.packages` installs all of them.
 """
 
 import os
@@ -21,12 +21,12 @@ SHOWN_LINES = 8
 
 
 class NotInstalledError(Exception):
-    """A group's packages could not be had."""
+    """The packages of a group could not be installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageGroup:
-    """Packages that live together."""
+    """Packages that are installed into one folder."""
 
     name: str
     source: Literal["npm", "pip"]
@@ -34,28 +34,28 @@ class PackageGroup:
 
     @property
     def folder(self) -> Path:
-        """Where it is, or will be."""
+        """The folder of the group, installed or not."""
         return cache_folder() / "clients" / self.name
 
     @property
     def programs(self) -> Path:
-        """Where its programs are."""
+        """The folder of the group's programs."""
         return self.folder / ("node_modules/.bin" if self.source == "npm" else "bin")
 
     @property
     def package(self) -> str:
-        """The name of the one that the group is there for."""
+        """The name of the group's main package, its first."""
         return name_of(self.packages[0])
 
     def version(self, package: str) -> str:
-        """The one that is pinned."""
-        return next(one[len(package) :].strip("=@") for one in self.packages if name_of(one) == package)
+        """The pinned version of a package."""
+        return next(line[len(package) :].strip("=@") for line in self.packages if name_of(line) == package)
 
 
 def name_of(requirement: str) -> str:
-    """A package without its version."""
-    for_npm = requirement[0] + requirement[1:].partition("@")[0]
-    return requirement.partition("==")[0] if "==" in requirement else for_npm
+    """The name of a package, without its version."""
+    npm_name = requirement[0] + requirement[1:].partition("@")[0]
+    return requirement.partition("==")[0] if "==" in requirement else npm_name
 
 
 _GROUPS = (
@@ -84,14 +84,14 @@ _GROUPS = (
         ),
     ),
 )
-GROUPS: Mapping[str, PackageGroup] = {one.name: one for one in _GROUPS}
+GROUPS: Mapping[str, PackageGroup] = {group.name: group for group in _GROUPS}
 
 
 def installed(name: str) -> PackageGroup:
-    """A group, installed if it is not there. Raises NotInstalledError."""
+    """Get a group, and install it if it is missing. Raises NotInstalledError."""
     group = GROUPS[name]
-    mark, wanted = group.folder / "installed.txt", "\n".join(group.packages)
-    if mark.is_file() and mark.read_text() == wanted:
+    marker, packages = group.folder / "installed.txt", "\n".join(group.packages)
+    if marker.is_file() and marker.read_text() == packages:
         return group
     say(f"  installing {', '.join(group.packages)} ...")
     shutil.rmtree(group.folder, ignore_errors=True)
@@ -100,7 +100,7 @@ def installed(name: str) -> PackageGroup:
         _install_npm(group)
     else:
         _install_pip(group)
-    mark.write_text(wanted)
+    marker.write_text(packages)
     return group
 
 
@@ -118,21 +118,21 @@ def _install_pip(group: PackageGroup) -> None:
     _run([*pip, *group.packages], group)
 
 
-def _run(words: Sequence[str], group: PackageGroup) -> None:
+def _run(command: Sequence[str], group: PackageGroup) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     try:
-        done = subprocess.run(
-            words, cwd=group.folder, env=environment, capture_output=True, text=True, timeout=INSTALL_S
+        process = subprocess.run(
+            command, cwd=group.folder, env=environment, capture_output=True, text=True, timeout=INSTALL_S
         )
     except subprocess.TimeoutExpired as error:
         raise NotInstalledError(f"{group.name} was not installed within {INSTALL_S:.0f} s") from error
-    if done.returncode:
-        told = "\n".join((done.stdout + done.stderr).splitlines()[-SHOWN_LINES:])
-        raise NotInstalledError(f"{group.name} could not be installed:\n{told}")
+    if process.returncode:
+        output = "\n".join((process.stdout + process.stderr).splitlines()[-SHOWN_LINES:])
+        raise NotInstalledError(f"{group.name} could not be installed:\n{output}")
 
 
 def main() -> int:
-    """All groups; how many could not be installed."""
+    """Install all groups; the exit code is the number of groups that could not be installed."""
     num_missing = 0
     for name in GROUPS:
         try:

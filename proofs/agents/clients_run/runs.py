@@ -1,6 +1,6 @@
-"""Runs a client as a person would: in a folder of its own, with a home of its own, and no way out but loopback.
+"""Runs a client program as a user would: in its own folder, with its own home, and no network but loopback.
 
-What a client did is read from the folder it worked in and from what it printed; what the server saw counts for nothing.
+A client is judged by its output and by the files in its folder, not by the requests that the server got.
 """
 
 import os
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-KEPT = ("PATH", "LANG", "LC_ALL", "TZ")
+INHERITED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 NOWHERE = "http://127.0.0.1:9"
-"""What clients are told is the way to the network: nobody listens there."""
-OFF = {
+"""The proxy and the server address that clients must not use: nothing listens there."""
+QUIET_VARIABLES = {
     "DO_NOT_TRACK": "1",
     "DISABLE_TELEMETRY": "1",
     "CONTINUE_TELEMETRY_ENABLED": "0",
@@ -31,8 +31,8 @@ SHOWN_CHARS = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """Where clients work and whom they ask."""
+class Workspace:
+    """The folders of one client run, and the server that the client uses."""
 
     folder: Path
     url: str
@@ -41,42 +41,42 @@ class Ground:
 
     @property
     def home(self) -> Path:
-        """The user's."""
+        """The user's home."""
         return self.folder / "home"
 
     @property
     def work(self) -> Path:
-        """What they work on."""
+        """The folder that the client works in."""
         return self.folder / "work"
 
     @classmethod
-    def made(cls, folder: Path, url: str, model: str, key: str = "none") -> "Ground":
-        """With empty folders."""
-        ground = cls(folder, url, model, key)
-        for one in (ground.home, ground.work, ground.folder / "tmp"):
-            one.mkdir(parents=True)
-        return ground
+    def create(cls, folder: Path, url: str, model: str, key: str = "none") -> "Workspace":
+        """Make the empty folders."""
+        workspace = cls(folder, url, model, key)
+        for subfolder in (workspace.home, workspace.work, workspace.folder / "tmp"):
+            subfolder.mkdir(parents=True)
+        return workspace
 
     def make_repository(self) -> None:
-        """As most work is in one: what git says of it changes with every file."""
+        """Make the work folder a git repository, as most are: its status changes with every file."""
         (self.work / "readme.md").write_text("A project.\n")
-        who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.invalid")
-        for words in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "--message", "begin"]):
+        author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.invalid")
+        for words in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "--message", "begin"]):
             subprocess.run(["git", *words], cwd=self.work, env=self.environment(Path("/usr/bin"), {}), check=True)
 
     def environment(self, programs: Path, variables: Mapping[str, str]) -> dict[str, str]:
-        """What a client finds around it."""
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-        away = {f"{kind}_PROXY": NOWHERE for kind in ("HTTP", "HTTPS", "ALL")}
-        near = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
-        lower = {name.lower(): value for name, value in away.items()}
-        own = {"HOME": str(self.home), "TMPDIR": str(self.folder / "tmp"), "PATH": f"{programs}:{kept['PATH']}"}
-        return {**kept, **away, **lower, **near, **OFF, **own, **variables}
+        """All environment variables of a client."""
+        base = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+        proxies = {f"{kind}_PROXY": NOWHERE for kind in ("HTTP", "HTTPS", "ALL")}
+        no_proxies = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+        lower_proxies = {name.lower(): value for name, value in proxies.items()}
+        folders = {"HOME": str(self.home), "TMPDIR": str(self.folder / "tmp"), "PATH": f"{programs}:{base['PATH']}"}
+        return {**base, **proxies, **lower_proxies, **no_proxies, **QUIET_VARIABLES, **folders, **variables}
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRun:
-    """What a client said and how it ended."""
+    """What a client printed, and how it ended."""
 
     code: int
     output: str
@@ -84,27 +84,27 @@ class ClientRun:
     took_s: float
 
     @property
-    def shown(self) -> str:
-        """The end of what it said."""
+    def output_end(self) -> str:
+        """The end of its output."""
         return (self.output + self.errors)[-SHOWN_CHARS:]
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A client's command line and what is around it."""
+    """A client's command line, its environment variables, and the folder of its programs."""
 
     words: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
     programs: Path = Path("/usr/bin")
 
 
-def run_client(ground: Ground, how: Invocation, timeout_s: float = RUN_S) -> ClientRun:
-    """To its end, or to the end of our patience: then it and its children are killed."""
-    started_s = perf_counter()
+def run_client(workspace: Workspace, invocation: Invocation, timeout_s: float = RUN_S) -> ClientRun:
+    """Run a client until it ends; after `timeout_s`, kill it. Its children are killed in any case."""
+    start_s = perf_counter()
     process = subprocess.Popen(
-        how.words,
-        cwd=ground.work,
-        env=ground.environment(how.programs, how.variables),
+        invocation.words,
+        cwd=workspace.work,
+        env=workspace.environment(invocation.programs, invocation.variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -120,7 +120,7 @@ def run_client(ground: Ground, how: Invocation, timeout_s: float = RUN_S) -> Cli
         errors += f"\n(killed after {timeout_s:.0f} s)"
     finally:
         _kill_all(process.pid)
-    return ClientRun(process.returncode, output, errors, perf_counter() - started_s)
+    return ClientRun(process.returncode, output, errors, perf_counter() - start_s)
 
 
 def _kill_all(pid: int) -> None:
@@ -129,5 +129,5 @@ def _kill_all(pid: int) -> None:
 
 
 def nonce() -> str:
-    """A word nobody could guess."""
+    """A random word that cannot be guessed."""
     return f"quire-{secrets.token_hex(4)}"

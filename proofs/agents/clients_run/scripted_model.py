@@ -1,11 +1,11 @@
-"""What a good model would write, by a script: tools are called as their schemas say, then their results are told.
+"""A scripted model that answers as a good model would: it calls tools by their schemas, then repeats their results.
 
     turns of the prompt ─► answer()
 
-A task is a sentence in what the user says. `Write the file PATH with the content WORD` is done with whatever tool can
-do it, one call for each such sentence; `Call the tool NAME with the KEY VALUE and the KEY VALUE` with that tool. Who
-has no tools and edits by what it is told (aider) is answered in that form. `Say exactly this:` is answered with what
-follows. Pure: nothing is read but the prompt.
+A task is a sentence in a user message. `Write the file PATH with the content WORD` becomes a call of a tool that can
+write files, one call per sentence; `Call the tool NAME with the KEY VALUE and the KEY VALUE` becomes a call of that
+tool. A client without tools that parses files from text (aider) gets whole files. `Say exactly this:` is answered with
+the text that follows. Pure functions: they read nothing but the prompt.
 """
 
 import json
@@ -24,17 +24,17 @@ WRITERS = ("Write", "write", "write_file", "exec_command", "shell", "shell_comma
 PATHS = ("file_path", "filePath", "filepath", "path", "absolute_path")
 COMMANDS = ("command", "cmd")
 WHOLE_FILES = "*file listing*"
-"""What those are told in their first turn who are to answer with whole files."""
+"""A text in the first turn of a client that wants whole files."""
 TITLE = "A file is written"
 DONE = "It is done"
-"""How the last words begin."""
+"""The beginning of a final answer."""
 SHOWN_CHARS = 400
 EXACTLY = "Say exactly this:"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What somebody said in a conversation."""
+    """A message of a conversation."""
 
     role: str
     text: str
@@ -42,47 +42,47 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a tool is asked."""
+    """A tool call."""
 
     name: str
     arguments: Mapping[str, Any]
 
     @property
-    def written(self) -> str:
-        """As Qwen2.5's template has it."""
-        told = json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
-        return f"<tool_call>\n{told}\n</tool_call>"
+    def text_form(self) -> str:
+        """The call in the format of Qwen2.5's template."""
+        text = json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
+        return f"<tool_call>\n{text}\n</tool_call>"
 
 
 def answer(turns: Sequence[Turn]) -> str:
-    """What comes next: the next call of the last task, or what came of it."""
+    """The next message: the next call of the last task, or its final answer."""
     if turns and turns[-1].text.startswith(EXACTLY):
         return turns[-1].text.removeprefix(EXACTLY)
-    task, after = _last_task(turns)
+    task, later_turns = _last_task(turns)
     tools = dict(_tools(turns[0].text)) if turns else {}
     if WHOLE_FILES in turns[0].text:
         return _listing(task)
-    calls, results = [*_calls(task, tools)], [one for turn in after for one in RESULT.findall(turn.text)]
+    calls, results = [*_calls(task, tools)], [result for turn in later_turns for result in RESULT.findall(turn.text)]
     if not tools or not calls:
         return TITLE
     if len(results) < len(calls):
-        return calls[len(results)].written
+        return calls[len(results)].text_form
     return f"{DONE}. The tool said: {results[-1][:SHOWN_CHARS]}"
 
 
 def _last_task(turns: Sequence[Turn]) -> tuple[str, Sequence[Turn]]:
-    """The last thing the user wants, and what was said since. What tools said is nobody's wish."""
-    for at in range(len(turns) - 1, -1, -1):
-        said = RESULT.sub("", turns[at].text)
-        if turns[at].role == "user" and (WRITE.search(said) or CALL.search(said)):
-            return said, turns[at + 1 :]
+    """The last user message with a task, and the turns after it. A task in a tool's result does not count."""
+    for index in range(len(turns) - 1, -1, -1):
+        text = RESULT.sub("", turns[index].text)
+        if turns[index].role == "user" and (WRITE.search(text) or CALL.search(text)):
+            return text, turns[index + 1 :]
     return "", turns
 
 
 def _tools(system: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Schemas of arguments by the tools' names, as the template shows them."""
-    shown = system.rpartition(TOOLS_END)[0].rpartition(TOOLS_BEGIN)[2]
-    for line in shown.splitlines():
+    """(name, schema of the arguments) of each tool in the template's system prompt."""
+    listing = system.rpartition(TOOLS_END)[0].rpartition(TOOLS_BEGIN)[2]
+    for line in listing.splitlines():
         function = json.loads(line)["function"]
         yield function["name"], function.get("parameters") or {}
 
@@ -91,43 +91,43 @@ def _calls(task: str, tools: Mapping[str, Mapping[str, Any]]) -> Iterator[Call]:
     writer = next((name for name in WRITERS if name in tools), None)
     if writer is not None:
         for path, content in WRITE.findall(task):
-            yield Call(writer, _writing(tools[writer], path, content))
-    for name, told in CALL.findall(task):
+            yield Call(writer, _write_arguments(tools[writer], path, content))
+    for name, text in CALL.findall(task):
         if name in tools:
-            yield Call(name, _filled(tools[name], dict(ARGUMENT.findall(told))))
+            yield Call(name, _arguments(tools[name], dict(ARGUMENT.findall(text))))
 
 
-def _writing(schema: Mapping[str, Any], path: str, content: str) -> dict[str, Any]:
-    known = dict.fromkeys(PATHS, path) | {"content": content}
-    known |= dict.fromkeys(COMMANDS, f"printf '%s' {content} > {path}")
-    return _filled(schema, known)
+def _write_arguments(schema: Mapping[str, Any], path: str, content: str) -> dict[str, Any]:
+    values = dict.fromkeys(PATHS, path) | {"content": content}
+    values |= dict.fromkeys(COMMANDS, f"printf '%s' {content} > {path}")
+    return _arguments(schema, values)
 
 
-def _filled(schema: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
-    """In the schema's order: what is known, and something for what is required."""
+def _arguments(schema: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments in the schema's order: the known values, and a placeholder for any other required one."""
     required = schema.get("required") or ()
     properties = schema.get("properties") or {}
     return {
-        name: _value(one, known.get(name))
-        for name, one in properties.items()
-        if name in required or (name in known and not required)
+        name: _value(property_schema, values.get(name))
+        for name, property_schema in properties.items()
+        if name in required or (name in values and not required)
     }
 
 
-def _value(schema: Mapping[str, Any], known: str | None) -> Any:
+def _value(schema: Mapping[str, Any], value: str | None) -> Any:
     kind = schema.get("type")
     if kind in ("integer", "number"):
-        return int(known or 1)
+        return int(value or 1)
     if kind == "boolean":
         return False
     if kind == "array":
-        return ["bash", "-c", known] if known else []
+        return ["bash", "-c", value] if value else []
     if kind == "object":
         return {}
-    return known if known is not None else schema.get("enum", ["as asked"])[0]
+    return value if value is not None else schema.get("enum", ["as asked"])[0]
 
 
 def _listing(task: str) -> str:
-    """Whole files, as aider wants them."""
+    """Whole files in aider's format."""
     files = (f"{path}\n```\n{content}\n```" for path, content in WRITE.findall(task))
     return "\n\n".join(files) or TITLE

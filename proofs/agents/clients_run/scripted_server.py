@@ -2,7 +2,7 @@
 
     python -m proofs.agents.clients_run.scripted_server --diary FILE --port 0 …
 
-Takes the settings of `quire serve` as `--name value`; says the same lines on stderr. `running` starts one for a proof.
+It takes the settings of `quire serve` as `--name value`, and logs the same lines. `running` starts one for a proof.
 """
 
 import argparse
@@ -33,65 +33,65 @@ WORKER = (sys.executable, "-m", "proofs.agents.clients_run.scripted_worker")
 
 @dataclass(frozen=True, slots=True)
 class ScriptedServer:
-    """One that runs, and its diary."""
+    """A running server, and its diary of finished requests (see `scripted_worker`)."""
 
     server: Server
     diary: Path
 
     @property
     def url(self) -> str:
-        """Without a path."""
+        """The base URL."""
         return self.server.url
 
     def requests(self) -> list[dict[str, Any]]:
-        """Those that have ended, in that order."""
+        """The diary's lines: finished requests, in the order of their ends."""
         return [json.loads(line) for line in self.diary.read_text().splitlines()] if self.diary.exists() else []
 
 
 @contextmanager
-def running(folder: Path, *words: str, **how: Any) -> Iterator[ScriptedServer]:
-    """A server in a process of its own."""
+def running(folder: Path, *words: str, **options: Any) -> Iterator[ScriptedServer]:
+    """Run a server in a process of its own."""
     diary = folder / "diary.jsonl"
     with started(
-        folder, "--diary", str(diary), *words, module="proofs.agents.clients_run.scripted_server", **how
+        folder, "--diary", str(diary), *words, module="proofs.agents.clients_run.scripted_server", **options
     ) as server:
         yield ScriptedServer(server, diary)
 
 
 def opener(diary: Path, settings: Settings) -> OpenClient:
-    """As `quire serve` opens a model, but for the worker's program."""
+    """Opens a model as `quire serve` does, but with the scripted worker."""
 
     @asynccontextmanager
-    async def opened(model: OnDemandModel, _tell: ReportProgress) -> AsyncIterator[ServedModel]:
+    async def open_model(model: OnDemandModel, _report_progress: ReportProgress) -> AsyncIterator[ServedModel]:
         def prepare() -> Serving:
             serving = plan_worker(model.model, settings.model, settings.serving)()
-            around = {DIARY: str(diary), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-            return replace(serving, plan=replace(serving.plan, command=WORKER, environment=around))
+            variables = {DIARY: str(diary), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+            return replace(serving, plan=replace(serving.plan, command=WORKER, environment=variables))
 
         async with ServedModel(prepare) as client:
             yield client
 
-    return opened
+    return open_model
 
 
-def main(words: list[str]) -> int:
-    """Serve until told to end."""
+def main(arguments: list[str]) -> int:
+    """Serve until a signal ends the process."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--diary", type=Path, required=True)
-    given, rest = parser.parse_known_args(words)
+    options, words = parser.parse_known_args(arguments)
     flags = {
-        name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)
     }
     settings = load_settings(dict(flags), environ={})
     configure_logging("json" if settings.server.log_format == "json" else "plain")
     plan = Plan([OnDemandModel(MODEL, str(coder_file()), is_kept=True)], settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(plan, say, opener(given.diary, settings)))
+        runner.run(run(plan, say, opener(options.diary, settings)))
     return 0
 
 
 def say(line: str) -> None:
-    """Where `quire serve` says it."""
+    """Print a line to stderr, as `quire serve` does."""
     print(line, file=sys.stderr, flush=True)
 
 

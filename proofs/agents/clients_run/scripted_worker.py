@@ -1,10 +1,10 @@
-"""A worker whose model is a script: scheduler, memory, prefix tree and grammars are real, tokens are written for it.
+"""A worker whose model is a script: scheduler, memory, prefix tree and grammars are real; a script chooses tokens.
 
     python -m proofs.agents.clients_run.scripted_worker SOCKET PAGE LEASH PARENT
 
-Each answer is tokenised as the model's tokenizer does it and given out token by token; a token that the request's
-grammar forbids is an error of the row, so that what a good model writes is known to be allowed. Every request that
-ended is a line of the diary: its prompt and answer in tokens, and how many of the prompt's tokens the runner was fed.
+The model's tokenizer encodes each scripted answer, which is returned token by token. A token that the request's grammar
+forbids fails the row: so grammars are known to allow what a good model writes. Every finished request is a line of the
+diary, a JSONL file: its prompt and answer in tokens, and the number of prompt tokens that the runner had to compute.
 """
 
 import json
@@ -32,14 +32,14 @@ from quire.worker.child.process import Emit, run_worker
 from quire.worker.messages import Open
 
 DIARY = "SCRIPTED_DIARY"
-"""Where it is written."""
+"""The environment variable with the path of the diary."""
 POOL_TOKENS = 1 << 20
-"""Blocks cost nothing here: several agents' conversations are kept."""
+"""Blocks cost nothing here, so the conversations of several agents stay cached."""
 TURN_BEGIN, TURN_END = "<|im_start|>", "<|im_end|>"
 
 
 class Script:
-    """Prompts and answers in one model's tokens."""
+    """Reads prompts and writes answers in the tokens of one model."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         tokenizer = read_tokenizer(checkpoint)
@@ -50,42 +50,42 @@ class Script:
         self.begin, self.end = begin, end
 
     def turns(self, prompt: Sequence[int]) -> list[Turn]:
-        """By the marks alone: a text that looks like a mark is none."""
-        starts = [at for at, token_id in enumerate(prompt) if token_id == self.begin]
+        """Split a prompt into turns by its control tokens; a text that looks like one does not split."""
+        starts = [index for index, token in enumerate(prompt) if token == self.begin]
         turns = []
         for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
-            text = self.tokenizer.decode([one for one in prompt[start + 1 : stop] if one != self.end], False)
-            role, _, said = text.partition("\n")
-            turns.append(Turn(role, said))
-        return turns[:-1]  # the last one is to be written
+            text = self.tokenizer.decode([token for token in prompt[start + 1 : stop] if token != self.end], False)
+            role, _, content = text.partition("\n")
+            turns.append(Turn(role, content))
+        return turns[:-1]  # the last turn is the one to write
 
     def num_opening(self, prompt: Sequence[int]) -> int:
-        """Tokens before the first turn that is the user's: tools and system."""
+        """The number of tokens before the first user turn: tools and system prompt."""
         user = self.tokenizer.encode("user", False)
-        starts = (at for at, token_id in enumerate(prompt) if token_id == self.begin)
-        return next((at for at in starts if [*prompt[at + 1 : at + 1 + len(user)]] == user), len(prompt))
+        starts = (i for i, token in enumerate(prompt) if token == self.begin)
+        return next((i for i in starts if [*prompt[i + 1 : i + 1 + len(user)]] == user), len(prompt))
 
     def answer(self, prompt: Sequence[int]) -> bytes:
-        """What is to be written."""
+        """The text of the answer to a prompt."""
         return answer(self.turns(prompt)).encode()
 
     def next_token(self, text: bytes, produced: Sequence[int], mask: bytes | None) -> int | None:
-        """The one that follows what was produced, as the tokenizer cuts it where the grammar lets it; None: the text
-        cannot go on as it should.
+        """The token after `produced` on the way to `text`: the tokenizer's own token if the mask allows it, else a
+        shorter one, else None.
         """
-        written = b"".join(map(self.tokenizer.token_bytes, produced))
-        if not text.startswith(written):
+        prefix = b"".join(map(self.tokenizer.token_bytes, produced))
+        if not text.startswith(prefix):
             return None
-        if written == text:
+        if prefix == text:
             return self.end if _is_allowed(self.end, mask) else None
-        whole = self.tokenizer.encode(text.decode(), False)
-        rest = text[len(written) :].decode("utf-8", "surrogateescape")
-        is_whole = [*produced] == whole[: len(produced)]
-        wanted = whole[len(produced)] if is_whole else self.tokenizer.encode(rest, False)[0]
-        if _is_allowed(wanted, mask):
-            return wanted
-        lengths = range(len(rest) - 1, 0, -1)
-        shorter = (self.tokenizer.encode(rest[:length], False) for length in lengths)
+        full_ids = self.tokenizer.encode(text.decode(), False)
+        remaining = text[len(prefix) :].decode("utf-8", "surrogateescape")
+        follows_tokenizer = [*produced] == full_ids[: len(produced)]
+        token_id = full_ids[len(produced)] if follows_tokenizer else self.tokenizer.encode(remaining, False)[0]
+        if _is_allowed(token_id, mask):
+            return token_id
+        lengths = range(len(remaining) - 1, 0, -1)
+        shorter = (self.tokenizer.encode(remaining[:length], False) for length in lengths)
         return next((ids[0] for ids in shorter if len(ids) == 1 and _is_allowed(ids[0], mask)), None)
 
 
@@ -94,68 +94,68 @@ def _is_allowed(token_id: int, mask: bytes | None) -> bool:
 
 
 @dataclass
-class Asked:
-    """A request on its way."""
+class RequestState:
+    """The state of a request that runs."""
 
     sequence: scheduled.Sequence
     text: bytes = b""
     num_opening: int = 0
     num_fed: int = 0
-    """Prompt tokens that had to be computed."""
+    """Prompt tokens that the runner had to compute."""
 
 
 class ScriptedRunner:
-    """Computes nothing. Which requests its rows are of it is told by the scheduler."""
+    """A runner that computes nothing. It takes the requests of its rows from the scheduler."""
 
     scheduler: Scheduler
-    """Handed in once there is one."""
+    """Set after the engine has made it."""
 
     def __init__(self, capacity: Capacity, script: Script) -> None:
         self._capacity = capacity
         self._script = script
-        self.asked: dict[str, Asked] = {}
-        """By the requests' ids."""
+        self.states: dict[str, RequestState] = {}
+        """Request id -> its state."""
 
     @property
     def capacity(self) -> Capacity:
-        """Fixed at load."""
+        """The capacity, fixed at load."""
         return self._capacity
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """Everything is done when it is waited for."""
+        """Return a step that runs in its `wait`."""
         return _ScriptedStep(self, plan)
 
     def run(self, plan: StepPlan, masks: Masks) -> StepResult:
-        """The next token of every row that wants one."""
+        """The next token of every row that samples."""
         pairs = zip(plan.items, self.scheduler.planned, strict=True)
-        return StepResult(plan.step, {item.sequence_id: self._row(item, one, masks) for item, one in pairs})
+        return StepResult(plan.step, {item.sequence_id: self._row(item, sequence, masks) for item, sequence in pairs})
 
     def _row(self, item: WorkItem, sequence: scheduled.Sequence, masks: Masks) -> RowResult:
-        asked = self.asked.setdefault(sequence.request.request_id, Asked(sequence))
+        state = self.states.setdefault(sequence.request.request_id, RequestState(sequence))
         num_prompt = sequence.num_prompt_tokens
-        asked.num_fed += max(0, min(num_prompt, item.first_position + len(item.token_ids)) - item.first_position)
+        state.num_fed += max(0, min(num_prompt, item.first_position + len(item.token_ids)) - item.first_position)
         if item.sampling is None:
             return RowResult()
-        if not asked.text:
-            asked.text = self._script.answer(sequence.tokens[:num_prompt])
-            asked.num_opening = self._script.num_opening(sequence.tokens[:num_prompt])
+        if not state.text:
+            state.text = self._script.answer(sequence.tokens[:num_prompt])
+            state.num_opening = self._script.num_opening(sequence.tokens[:num_prompt])
         mask = masks[item.sequence_id][0] if item.sequence_id in masks else None
-        token_id = self._script.next_token(asked.text, sequence.tokens[num_prompt:], mask)
+        token_id = self._script.next_token(state.text, sequence.tokens[num_prompt:], mask)
         if token_id is None:
             produced = self._script.tokenizer.decode(sequence.tokens[num_prompt:], False)
-            message = f"the script's {asked.text!r} cannot be written behind {produced!r}"
+            message = f"the script's {state.text!r} cannot continue {produced!r}"
             return RowResult(error=RowError(ROW_FAILED, message))
         return RowResult((token_id,))
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """There is nothing in them."""
+        """Blocks have no content here."""
         return [b"" for _ in block_ids]
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        """There is nothing to put."""
+        """Blocks have no content here."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,29 +168,29 @@ class _ScriptedStep:
 
 
 class DiaryEngine(Engine):
-    """Writes down every request that has ended."""
+    """An engine that adds every finished request to the diary."""
 
     runner: ScriptedRunner
     diary: Path
 
     def step(self, clock: Clock, on_start: OnStepStart = lambda _ids: None) -> list[RequestEvent]:
-        """As it is, and then the diary."""
+        """Run a step, then write the diary."""
         events = super().step(clock, on_start)
         reasons = {event.request_id: event.reason.value for event in events if isinstance(event, SequenceFinished)}
         for event in events:
-            if isinstance(event, Finished) and event.request_id in self.runner.asked:
-                self._write(event, self.runner.asked.pop(event.request_id), reasons[event.request_id])
+            if isinstance(event, Finished) and event.request_id in self.runner.states:
+                self._write(event, self.runner.states.pop(event.request_id), reasons[event.request_id])
         return events
 
-    def _write(self, event: Finished, asked: Asked, reason: str) -> None:
-        tokens, num_prompt = asked.sequence.tokens, asked.sequence.num_prompt_tokens
+    def _write(self, event: Finished, state: RequestState, reason: str) -> None:
+        tokens, num_prompt = state.sequence.tokens, state.sequence.num_prompt_tokens
         line: dict[str, Any] = {
             "prompt": tokens[:num_prompt],
             "answer": tokens[num_prompt:],
-            "num_fed": asked.num_fed,
-            "num_opening": asked.num_opening,
+            "num_fed": state.num_fed,
+            "num_opening": state.num_opening,
             "num_cached_tokens": event.num_cached_tokens,
-            "text": asked.text.decode(),
+            "text": state.text.decode(),
             "reason": reason,
         }
         with self.diary.open("a") as diary:
@@ -198,13 +198,13 @@ class DiaryEngine(Engine):
 
 
 def open_scripted(command: Open, _progress: Progress, emit: Emit | None) -> Engine:
-    """The checkpoint's tokenizer and limits, none of its weights."""
+    """Open an engine with the checkpoint's tokenizer and limits, without its weights."""
     checkpoint, settings = resolve(command.model), command.settings
-    size, longest = int(checkpoint.config["vocab_size"]), int(checkpoint.config["max_position_embeddings"])
+    size, max_tokens = int(checkpoint.config["vocab_size"]), int(checkpoint.config["max_position_embeddings"])
     capacity = Capacity(
-        POOL_TOKENS // settings.block_size, settings.block_size, longest, settings.max_step_tokens, size, 0
+        POOL_TOKENS // settings.block_size, settings.block_size, max_tokens, settings.max_step_tokens, size, 0
     )
-    config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
+    config = SchedulerConfig(settings.max_step_tokens, settings.max_running, max_tokens, queue=command.queue)
     runner = ScriptedRunner(capacity, Script(checkpoint))
     tokenizer_json, end_tokens = grammar_tokens(checkpoint)
     guides = GrammarMatchers(lambda: grammar_vocabulary(tokenizer_json, size, end_tokens))

@@ -1,4 +1,4 @@
-"""Valid bodies for every route that agents use, by dice, with all that their clients send. Pure."""
+"""Random valid bodies for every route that agents use, with all fields that their clients send. Pure functions."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ SCHEMAS: dict[str, Any] = {
     },
     "unsure": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "items": {"enum": [1]}}}},
 }
-"""Few: a grammar is made for every other set of them."""
+"""Few tools, because the server compiles a grammar for every different set of them."""
 OTHER_TOOLS: tuple[Body, ...] = (
     {"type": "web_search"},
     {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
@@ -52,7 +52,7 @@ OTHER_TOOLS: tuple[Body, ...] = (
 
 
 def _some(random: Random, **fields: Any) -> Body:
-    """Each of these, or not."""
+    """A random part of these fields."""
     return {name: value for name, value in fields.items() if random.random() < 0.3}
 
 
@@ -80,7 +80,7 @@ def chat_body(random: Random) -> Body:
     for _ in range(random.randint(1, 3)):
         messages.append({"role": "user", "content": random.choice((_text(random), _parts(random, "text")))})
         if random.random() < 0.4:
-            messages += _called_in_chat(random)
+            messages += _chat_call(random)
         if random.random() < 0.4:
             messages.append({"role": "assistant", "content": _text(random), **_some(random, reasoning_content="hm")})
     last = {"role": "user", "content": "so?"}
@@ -120,23 +120,23 @@ def _function(random: Random, name: str) -> Body:
     return {"name": name, **_some(random, description=_text(random)), "parameters": SCHEMAS[name]}
 
 
-def _called_in_chat(random: Random) -> list[Body]:
+def _chat_call(random: Random) -> list[Body]:
     calls = [
-        {"id": _call_id(random), "type": "function", "function": {"name": name, "arguments": _said(random)}}
+        {"id": _call_id(random), "type": "function", "function": {"name": name, "arguments": _args(random)}}
         for name in _names(random)
     ]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": _text(random)} for call in calls]
     return [{"role": "assistant", "content": random.choice((None, "", _text(random))), "tool_calls": calls}, *results]
 
 
-def _said(random: Random) -> str:
-    """Arguments as a text; clients send what a model wrote, and that may have been cut."""
-    said = json.dumps(_arguments(random))
-    return said if random.random() < 0.9 else said[:-1]
+def _args(random: Random) -> str:
+    """A call's arguments as text; clients send what a model wrote, which may have been cut."""
+    text = json.dumps(_arguments(random))
+    return text if random.random() < 0.9 else text[:-1]
 
 
 def response_body(random: Random) -> Body:
-    """`/v1/responses`: items in, as Codex and the SDKs send them."""
+    """`/v1/responses`: a list of items, as Codex and the SDKs send it."""
     items: list[Body] = []
     if random.random() < 0.4:
         items.append({"type": "message", "id": "msg_1", "role": "developer", "content": _parts(random, "input_text")})
@@ -144,10 +144,10 @@ def response_body(random: Random) -> Body:
         content = random.choice((_text(random), _parts(random, "input_text")))
         items.append({"role": random.choice(("user", "user", "system")), "content": content})
         if random.random() < 0.4:
-            items += _called_in_response(random)
+            items += _response_call(random)
         if random.random() < 0.4:
-            said = [{"type": "output_text", "text": _text(random), "annotations": []}]
-            items.append({"type": "message", "id": "msg_2", "role": "assistant", "content": said})
+            parts = [{"type": "output_text", "text": _text(random), "annotations": []}]
+            items.append({"type": "message", "id": "msg_2", "role": "assistant", "content": parts})
     last: Any = [*items, {"role": "user", "content": "so?"}]
     body: dict[str, Any] = {"input": random.choice((last, last, _text(random)))}
     body["max_output_tokens"] = random.randint(1, MAX_TOKENS)
@@ -175,26 +175,26 @@ def response_body(random: Random) -> Body:
     )
 
 
-def _called_in_response(random: Random) -> list[Body]:
+def _response_call(random: Random) -> list[Body]:
     call_id, thoughts = _call_id(random), [{"type": "reasoning_text", "text": _text(random)}]
     items: list[Body] = []
     if random.random() < 0.4:
-        given = random.choice((None, thoughts))
-        items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": given, "encrypted_content": None})
+        content = random.choice((None, thoughts))
+        items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": content, "encrypted_content": None})
     name = random.choice(sorted(SCHEMAS))
-    items.append({"type": "function_call", "id": "fc_1", "call_id": call_id, "name": name, "arguments": _said(random)})
+    items.append({"type": "function_call", "id": "fc_1", "call_id": call_id, "name": name, "arguments": _args(random)})
     output = random.choice((_text(random), _parts(random, "input_text")))
     return [*items, {"type": "function_call_output", "call_id": call_id, "output": output}]
 
 
 def count_body(random: Random) -> Body:
-    """`/v1/messages/count_tokens`, and what `/v1/messages` has in common with it."""
+    """`/v1/messages/count_tokens`; `/v1/messages` has all of its fields too."""
     messages: list[Body] = []
     for _ in range(random.randint(1, 3)):
-        blocks = [{**one, **_some(random, cache_control={"type": "ephemeral"})} for one in _parts(random, "text")]
+        blocks = [{**part, **_some(random, cache_control={"type": "ephemeral"})} for part in _parts(random, "text")]
         messages.append({"role": "user", "content": random.choice((_text(random), blocks))})
         if random.random() < 0.4:
-            messages += _called_in_messages(random)
+            messages += _message_call(random)
         if random.random() < 0.3:
             messages.append({"role": "system", "content": _text(random)})
         if random.random() < 0.4:
@@ -210,8 +210,8 @@ def count_body(random: Random) -> Body:
         tools = [
             {"name": name, **_some(random, description=_text(random)), "input_schema": SCHEMAS[name]} for name in names
         ]
-        unique = random.random() < 0.5
-        body |= {"tools": tools, **_some(random, tool_choice={**choice, "disable_parallel_tool_use": unique})}
+        single = random.random() < 0.5
+        body |= {"tools": tools, **_some(random, tool_choice={**choice, "disable_parallel_tool_use": single})}
         body["tools"] += random.sample(OTHER_TOOLS, random.randint(0, 2))
     thinking = random.choice(
         ({"type": "adaptive"}, {"type": "disabled"}, {"type": "enabled", "budget_tokens": random.randint(1, 9)})
@@ -219,7 +219,7 @@ def count_body(random: Random) -> Body:
     return body | _some(random, thinking=thinking, output_config={"effort": "high"})
 
 
-def _called_in_messages(random: Random) -> list[Body]:
+def _message_call(random: Random) -> list[Body]:
     call_id = _call_id(random)
     blocks: list[Body] = [{"type": "text", "text": _text(random)}] if random.random() < 0.5 else []
     if random.random() < 0.4:

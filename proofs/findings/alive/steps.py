@@ -1,8 +1,8 @@
-"""Steps sized by time: the coder, with long prompts beside streams, and what sizing costs.
+"""Steps sized by time: a coder model reads long prompts beside streams; are steps short enough, and what does it cost?
 
-The engine runs in this process, so that every step is seen with what it fed, by the clock and in processor time: all
-threads' together, over their number. Steps that feed no more of prompts than one block are the least there are, and are
-not counted. Guesses are off: they would add tokens to steps that nobody sized.
+The engine runs in this process, so we know the tokens of every step, its time by the clock, and its processor time:
+that of all threads, over their number. Steps with at most one block of prompt tokens cannot be smaller, and are
+not counted. Speculation is off, because it would add tokens to steps after they were sized.
 """
 
 from collections.abc import Callable
@@ -28,16 +28,16 @@ from quire.engine.loading import open_engine
 
 SETTINGS = ModelSettings(max_running=16, max_sequence_tokens=17_000, speculation="off")
 LIMIT_S = SETTINGS.step_ms / 1000
-LATE = 1.5
+LATE_RATIO = 1.5
 NUM_STREAMS = 8
-QUIET = 1.15
-"""Times the processor time that steps may take by the clock on a machine that is called quiet."""
+MAX_QUIET_RATIO = 1.15
+"""A machine is quiet if steps take at most so many times their processor time by the clock."""
 KEY = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
-class DoneStep:
-    """What a step fed of prompts, and how long it took."""
+class MeasuredStep:
+    """How many prompt tokens a step fed, and how long it took."""
 
     num_prompt_tokens: int
     clock_s: float
@@ -45,17 +45,17 @@ class DoneStep:
 
 
 class Coder:
-    """The model, one prompt or many at a time."""
+    """An engine with the coder model, whose steps are measured."""
 
     def __init__(self, random: Random) -> None:
         self.engine: Engine = open_engine(resolve(str(coder_file())), SETTINGS, QueueConfig(), KEY)
         self._random = random
         self._num_requests = 0
-        self.steps: list[DoneStep] = []
+        self.steps: list[MeasuredStep] = []
         self.tokens: list[Token] = []
 
     def size_steps(self, limit_s: float) -> None:
-        """From now on so; what was learnt is forgotten."""
+        """Size steps by this limit from now on, with a new `StepSizer` that has learnt nothing."""
         self.engine.scheduler.sizer = StepSizer(limit_s, SETTINGS.block_size)
 
     def prompt(self, num_tokens: int) -> tuple[int, ...]:
@@ -69,43 +69,43 @@ class Coder:
         return name
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        fed = 0
+        num_fed = 0
 
-        def began(_ids: list[str]) -> None:
-            nonlocal fed
+        def on_start(_ids: list[str]) -> None:
+            nonlocal num_fed
             plan = self.engine.scheduler.in_flight
             counts = [] if plan is None else [len(item.token_ids) for item in plan.items]
-            fed = sum(count for count in counts if count > 1)
+            num_fed = sum(count for count in counts if count > 1)
 
         while self.engine.has_work and not is_over():
             clock_s, processor_s = perf_counter(), process_time()
-            told = self.engine.step(monotonic, began)
-            took_s = (process_time() - processor_s) / num_threads()
-            self.steps.append(DoneStep(fed, perf_counter() - clock_s, took_s))
-            self.tokens += [event for event in told if isinstance(event, Token)]
+            events = self.engine.step(monotonic, on_start)
+            used_s = (process_time() - processor_s) / num_threads()
+            self.steps.append(MeasuredStep(num_fed, perf_counter() - clock_s, used_s))
+            self.tokens += [event for event in events if isinstance(event, Token)]
 
-    def whole(self, prompt: tuple[int, ...], max_tokens: int = 1) -> float:
-        """Processor seconds until it is answered, from an empty cache."""
+    def answer(self, prompt: tuple[int, ...], max_tokens: int = 1) -> float:
+        """Answer a prompt with an empty cache; returns the processor seconds."""
         self.engine.clear()
         self.ask(prompt, max_tokens)
-        began_s = process_time()
+        start_s = process_time()
         self.run(lambda: False)
-        return process_time() - began_s
+        return process_time() - start_s
 
 
-def limit_here_s(coder: Coder) -> float:
-    """The default; on a machine that takes longer for two blocks, what these take: else every step would be of one
-    block, and nothing would be sized."""
+def limit_of_this_machine_s(coder: Coder) -> float:
+    """The default limit, or the time for two blocks if that is longer: otherwise every step would have one block, and
+    nothing would be sized."""
     coder.size_steps(0.0)
     coder.steps.clear()
-    coder.whole(coder.prompt(3 * SETTINGS.max_step_tokens))
+    coder.answer(coder.prompt(3 * SETTINGS.max_step_tokens))
     return max(
         LIMIT_S, *(step.clock_s * 2 * SETTINGS.block_size / SETTINGS.max_step_tokens for step in coder.steps[:3])
     )
 
 
-def long_prompts_beside_streams(coder: Coder, num_tokens: int) -> list[DoneStep]:
-    """The steps that read them."""
+def long_prompts_beside_streams(coder: Coder, num_tokens: int) -> list[MeasuredStep]:
+    """Read two long prompts beside streams; returns the steps with more than one block of prompt tokens."""
     coder.tokens.clear()
     streams = [coder.ask(coder.prompt(40), 10_000) for _ in range(NUM_STREAMS)]
     coder.run(lambda: len({token.request_id for token in coder.tokens}) == NUM_STREAMS)
@@ -118,55 +118,55 @@ def long_prompts_beside_streams(coder: Coder, num_tokens: int) -> list[DoneStep]
     return [step for step in coder.steps if step.num_prompt_tokens > SETTINGS.block_size]
 
 
-def answered(coder: Coder, prompt: tuple[int, ...], limit_s: float) -> list[tuple[int, object]]:
-    """Its tokens with their log-probabilities."""
+def tokens_of_answer(coder: Coder, prompt: tuple[int, ...], limit_s: float) -> list[tuple[int, object]]:
+    """The tokens of the answer to a prompt, with their log-probabilities."""
     coder.size_steps(limit_s)
     coder.tokens.clear()
-    coder.whole(prompt, 8)
+    coder.answer(prompt, max_tokens=8)
     return [(token.token_id, token.logprobs) for token in coder.tokens]
 
 
 @section("alive steps by time")
 def steps_by_time(proof: Proof) -> None:
     coder = Coder(proof.random)
-    coder.whole(coder.prompt(600))  # what a first step does once is no step's
-    limit_s = limit_here_s(coder)
+    coder.answer(coder.prompt(600))  # warm-up
+    limit_s = limit_of_this_machine_s(coder)
     coder.size_steps(limit_s)
     steps = long_prompts_beside_streams(coder, proof.sized(quick=600, full=16_000))
     proof.report("steps_limit_ms", limit_s * 1000)
-    proof.at_least("steps_counted", len(steps), proof.sized(quick=5, full=50), "else nothing was sized")
+    proof.at_least("steps_counted", len(steps), proof.sized(quick=5, full=50), "otherwise nothing was sized")
     proof.report("steps_median_tokens", median([0, *(step.num_prompt_tokens for step in steps)]))
-    late = sum(step.processor_s > LATE * limit_s for step in steps) / max(1, len(steps))
-    late_by_clock = sum(step.clock_s > LATE * limit_s for step in steps) / max(1, len(steps))
-    proof.at_most("steps_late", late, 0.02, "in processor time")
-    slowed = sum(step.clock_s for step in steps) / max(1e-9, sum(step.processor_s for step in steps))
-    proof.report("steps_slowed_by_others", slowed)
-    if slowed <= QUIET:
+    late_share = sum(step.processor_s > LATE_RATIO * limit_s for step in steps) / max(1, len(steps))
+    late_by_clock = sum(step.clock_s > LATE_RATIO * limit_s for step in steps) / max(1, len(steps))
+    proof.at_most("steps_late", late_share, 0.02, "in processor time")
+    slowdown = sum(step.clock_s for step in steps) / max(1e-9, sum(step.processor_s for step in steps))
+    proof.report("steps_slowed_by_others", slowdown)
+    if slowdown <= MAX_QUIET_RATIO:
         proof.at_most("steps_late_by_clock", late_by_clock, 0.05)
     else:
-        say("    the machine is not quiet: by the clock nothing is judged")
+        say("    the machine is not quiet: times by the clock are not judged")
         proof.report("steps_late_by_clock", late_by_clock)
     prompt = coder.prompt(330)
-    found = [answered(coder, prompt, limit_s) for limit_s in (0.0, LIMIT_S, 0.001)]
-    proof.holds("steps_bits_equal", found[0] == found[1] == found[2] and len(found[0]) == 8, "true")
+    first, *rest = [tokens_of_answer(coder, prompt, limit_s) for limit_s in (0.0, LIMIT_S, 0.001)]
+    proof.holds("steps_bits_equal", rest == [first, first] and len(first) == 8, "true")
 
 
 @section("alive speed of sized steps")
 def speed_of_sized_steps(proof: Proof) -> None:
     coder, num_tokens = Coder(proof.random), proof.sized(quick=500, full=2_000)
-    coder.whole(coder.prompt(600))
-    limit_s = limit_here_s(coder)
+    coder.answer(coder.prompt(600))
+    limit_s = limit_of_this_machine_s(coder)
     proof.report("steps_speed_limit_ms", limit_s * 1000)
-    sized = StepSizer(limit_s, SETTINGS.block_size)
-    """As a server has learnt it: one for all rounds, and none of them its first."""
-    coder.engine.scheduler.sizer = sized
-    coder.whole(coder.prompt(num_tokens))
+    sizer = StepSizer(limit_s, SETTINGS.block_size)
+    # All rounds use the same sizer, which learns before the first round, as in a server that has run for a while.
+    coder.engine.scheduler.sizer = sizer
+    coder.answer(coder.prompt(num_tokens))
 
     def measure() -> list[float]:
         seconds: dict[bool, float] = {}
         for is_sized in proof.random.sample([False, True], 2):
-            coder.engine.scheduler.sizer = sized if is_sized else StepSizer(0.0, SETTINGS.block_size)
-            seconds[is_sized] = coder.whole(coder.prompt(num_tokens))
+            coder.engine.scheduler.sizer = sizer if is_sized else StepSizer(0.0, SETTINGS.block_size)
+            seconds[is_sized] = coder.answer(coder.prompt(num_tokens))
         return [seconds[False] / seconds[True]]
 
     (ratios,) = measured_ratios(measure, proof.sized(quick=2, full=0) or None)

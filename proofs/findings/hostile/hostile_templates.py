@@ -1,4 +1,4 @@
-"""Templates that burn time or memory, by seed: each family makes much out of little in another way."""
+"""Chat templates that burn time or memory, drawn by seed: each family has its own way to make much of little source."""
 
 from random import Random
 
@@ -57,21 +57,21 @@ FAMILIES: dict[str, str] = {
 
 
 def templates(count: int) -> list[tuple[str, str]]:
-    """(family, source): every second one burns at load, the others when somebody says hello."""
-    made = []
+    """(family, source) pairs; half of the templates burn when they are loaded, the others when they render "hello"."""
+    pairs = []
     for index in range(count):
         random = Random(index)
         family = [*FAMILIES][index % len(FAMILIES)]
         numbers = {"N": random.randint(3, 99), "M": random.choice([200_000, 900_000, 2_000_000]), "K": 99}
         source = FAMILIES[family]
         for letter, value in numbers.items():
-            source = _with(source, letter, value)
-        late = "{% if messages[0].content == 'hello' %}" + source + "{% endif %}" + SHOWN
-        made.append((family, source if index // len(FAMILIES) % 2 else late))
-    return made
+            source = _replace_letter(source, letter, value)
+        at_render = "{% if messages[0].content == 'hello' %}" + source + "{% endif %}" + SHOWN
+        pairs.append((family, source if index // len(FAMILIES) % 2 else at_render))
+    return pairs
 
 
-def _with(source: str, letter: str, value: int) -> str:
+def _replace_letter(source: str, letter: str, value: int) -> str:
     for before, after in (("(", ")"), ("=", ")"), (" ", " "), (" ", ")")):
         source = source.replace(f"{before}{letter}{after}", f"{before}{value}{after}")
     return source.replace(f"* {letter}", f"* {value}").replace(f"% {letter}", f"% {value}")

@@ -1,4 +1,4 @@
-"""Hostile templates beside an event loop that is watched: is it held up, and who grows meanwhile?"""
+"""Loads and renders hostile templates beside an event loop: is the loop blocked, and how large do the processes get?"""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How long an event loop did not come round, and how much of it others had taken."""
+    """One delay of an event loop, and how much of it was stolen by the host, or spent waiting for a processor."""
 
     late_s: float
     stolen_s: float
@@ -26,13 +26,13 @@ class Pause:
 
     @property
     def own_s(self) -> float:
-        """What is left for us to answer for."""
+        """The delay that this process itself causes."""
         return self.late_s - self.stolen_s - self.queued_s
 
 
 @dataclass
 class Watch:
-    """What an event loop and the processes of this one do meanwhile."""
+    """The pauses of an event loop, and the peak memory of this process and of its children."""
 
     stolen: StolenTime
     blocked: list[Pause] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Watch:
     is_over: bool = False
 
     async def look(self) -> None:
-        """Come round every few milliseconds; note when that took longer, and was not the machine's doing."""
+        """Wake up every 5 ms, and note delays that this process itself causes."""
         while not self.is_over:
-            queued_s, stolen = _queued_s(), self.stolen.now()
-            start = time.monotonic()
+            queued_before_s, stolen_before = _queued_s(), self.stolen.now()
+            start_s = time.monotonic()
             await asyncio.sleep(0.005)
-            late_s = time.monotonic() - start - 0.005
-            pause = Pause(late_s, self.stolen.since(stolen), _queued_s() - queued_s)
+            late_s = time.monotonic() - start_s - 0.005
+            pause = Pause(late_s, self.stolen.since(stolen_before), _queued_s() - queued_before_s)
             if pause.own_s > BLOCKED_S:
                 self.blocked.append(pause)
             self.peak_helper_bytes = max([self.peak_helper_bytes, *map(resident_bytes, _children())])
@@ -55,60 +55,60 @@ class Watch:
 
 
 def _queued_s() -> float:
-    """How long threads of this process were ready to run and no processor was free: another program's doing.
+    """How long threads of this process were ready to run while other programs kept the processors busy.
 
-    All of them, because one that has the interpreter's lock and waits for a processor holds up the loop as well.
+    All threads count: one that holds the interpreter's lock while it waits for a processor blocks the loop as well.
     """
-    told = []
+    times_ns = []
     for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError):  # a thread that has ended
-            told.append(int(path.read_text().split()[1]))
-    return sum(told) / 1e9
+        with suppress(OSError):  # the thread has ended
+            times_ns.append(int(path.read_text().split()[1]))
+    return sum(times_ns) / 1e9
 
 
 def _children() -> list[int]:
-    told = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return [int(pid) for pids in told for pid in pids]
+    pids_of_threads = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return [int(pid) for pids in pids_of_threads for pid in pids]
 
 
 def resident_bytes(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
-        return 0  # it has ended
+        return 0  # the process has ended
 
 
 def burn(source: str) -> list[float]:
-    """Seconds to load, and to say hello, from the moment a process is there for it."""
+    """Seconds to load a template, and to render "hello", once a helper process is idle."""
     IDLE_HELPERS.give_back(IDLE_HELPERS.take())
-    start = time.monotonic()
+    start_s = time.monotonic()
     try:
         template = ChatTemplate(source, {})
     except QuireError:
-        return [time.monotonic() - start]
-    loaded = time.monotonic()
+        return [time.monotonic() - start_s]
+    loaded_s = time.monotonic()
     try:
         template.render(HELLO)
     except QuireError:
         pass
     finally:
-        ended = time.monotonic()
+        end_s = time.monotonic()
         template.close()
-    return [loaded - start, ended - loaded]
+    return [loaded_s - start_s, end_s - loaded_s]
 
 
 def burn_all(sources: Sequence[tuple[str, str]], watch: Watch) -> list[tuple[str, float]]:
-    """One after the other beside an event loop: (family, seconds) of each load and each chat."""
+    """Burn one template after the other beside an event loop; returns (family, seconds) of each load and each chat."""
     return asyncio.run(_burn_all(sources, watch))
 
 
 async def _burn_all(sources: Sequence[tuple[str, str]], watch: Watch) -> list[tuple[str, float]]:
-    looking = asyncio.create_task(watch.look())
-    took = []
+    look_task = asyncio.create_task(watch.look())
+    burns = []
     try:
         for family, source in sources:
-            took += [(family, seconds) for seconds in await asyncio.to_thread(burn, source)]
+            burns += [(family, seconds) for seconds in await asyncio.to_thread(burn, source)]
     finally:
         watch.is_over = True
-        await looking
-    return took
+        await look_task
+    return burns

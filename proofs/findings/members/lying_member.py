@@ -1,6 +1,6 @@
-"""A member that is not quire and lies: a process of its own, whose lie of the moment is chosen over HTTP.
+"""A malicious member of a fleet: an OpenAI-compatible server that sends what no honest server does, a *lie*.
 
-GET /lie/NAME     from now on this one      GET /lies     how often each was told
+GET /lie/NAME     send this lie from now on      GET /lies     how often each lie was sent
 
 python -m proofs.findings.members.lying_member
 """
@@ -24,7 +24,7 @@ LONG_LINE = 64 << 20
 MANY_CHOICES = 3_000_000
 PAGE_BYTES = 16 << 20
 NUM_BLOCKS = 100
-"""As the stand-in's figures say."""
+"""How many KV blocks the metrics of `OpenAIServer` claim."""
 STREAM_LIES = ("one_line", "choices", "tokens", "empty_chunks", "logprobs", "trailers", "half_lines")
 PAGE_LIES = ("long_page", "worst_page")
 EVENT_LIES = ("many_names", "ahead", "come_and_go", "many_events", "large_batches", "no_batches")
@@ -32,7 +32,7 @@ ALL_LIES = (*STREAM_LIES, *PAGE_LIES, *EVENT_LIES)
 
 
 class LyingServer(OpenAIServer):
-    """Honest where the lie of the moment is about something else."""
+    """Lies where `lie` says so, and is honest otherwise."""
 
     lie = ""
     lies: Counter[str]
@@ -55,16 +55,16 @@ class LyingServer(OpenAIServer):
             await super()._stream(writer, body)
             return
         self.lies[self.lie] += 1
-        for piece in words_of(self.lie, body):
-            for at in range(0, len(piece), CHUNK_BYTES):
-                part = piece[at : at + CHUNK_BYTES]
-                # Trailers stand behind the last chunk, as they are.
+        for piece in stream_of(self.lie, body):
+            for start in range(0, len(piece), CHUNK_BYTES):
+                part = piece[start : start + CHUNK_BYTES]
+                # Trailers come after the last chunk, and are not chunks themselves.
                 writer.write(part if self.lie == "trailers" else b"%x\r\n%b\r\n" % (len(part), part))
                 await writer.drain()
 
 
-def words_of(lie: str, body: dict[str, Any]) -> Iterator[bytes]:
-    """What a stream says."""
+def stream_of(lie: str, body: dict[str, Any]) -> Iterator[bytes]:
+    """The pieces of a lying stream."""
     match lie:
         case "one_line":
             yield from [b"data: ", *[b"x" * (1 << 20)] * (LONG_LINE >> 20)]
@@ -87,17 +87,17 @@ def words_of(lie: str, body: dict[str, Any]) -> Iterator[bytes]:
 
 
 def batch(number: int, *events: Any) -> list[bytes]:
-    """As it is published."""
+    """The frames of one batch of KV events."""
     return [b"", number.to_bytes(8, "big"), msgspec.msgpack.encode([float(number), list(events), 0])]
 
 
 def stored(first: int, num_blocks: int, block_size: int = 4) -> dict[str, Any]:
-    told = {"block_hashes": list(range(first, first + num_blocks)), "parent_block_hash": None, "block_size": block_size}
-    return {"type": "BlockStored", **told, "token_ids": [first % 1000] * (num_blocks * block_size)}
+    event = {"type": "BlockStored", "block_hashes": [*range(first, first + num_blocks)], "parent_block_hash": None}
+    return {**event, "block_size": block_size, "token_ids": [first % 1000] * (num_blocks * block_size)}
 
 
 def batches(server: LyingServer) -> Iterator[list[bytes]]:
-    """Without an end."""
+    """Endless batches of the current lie; empty where the lie is not about KV events."""
     garbage = b"\xc1" * (1 << 20)
     removed = {"type": "BlockRemoved", "block_hashes": list(range(100_000))}
     for number in count():
@@ -119,7 +119,7 @@ def batches(server: LyingServer) -> Iterator[list[bytes]]:
 
 
 def publish(server: LyingServer, socket: "zmq.Socket[bytes]", is_over: threading.Event) -> None:
-    """As quickly as they are taken: in a thread of its own."""
+    """Publish batches as quickly as the subscriber takes them; runs in a thread."""
     for frames in batches(server):
         if is_over.is_set():
             return
@@ -130,9 +130,9 @@ def publish(server: LyingServer, socket: "zmq.Socket[bytes]", is_over: threading
 
 
 async def serve() -> None:
-    """Until it is killed. Its line in a list of members is written to stderr."""
+    """Serve until the process is killed. Writes its line for a list of members to stderr."""
     text = talker(template=TEMPLATE).text
-    server = LyingServer(text.vocabulary_size, lambda given: text.tokenizer.encode(given, add_special_tokens=False))
+    server = LyingServer(text.vocabulary_size, lambda prompt: text.tokenizer.encode(prompt, add_special_tokens=False))
     server.lies = Counter()
     await server.start()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
@@ -145,7 +145,7 @@ async def serve() -> None:
 
 
 def main(_words: Sequence[str]) -> None:
-    """Run it."""
+    """Run the server."""
     asyncio.run(serve())
 
 

@@ -1,9 +1,9 @@
-"""`quire fleet gateway` with a probe inside: the longest turn of its event loop, in processor time of its thread.
+"""`quire fleet gateway` with a probe inside: it measures the longest turns of the event loop, in processor time.
 
     python -m proofs.findings.members.probed_gateway FILE fleet gateway ...
 
-A timer fires every millisecond. What the thread has worked between two firings is at least the longest turn between
-them, so that the longest such time is a bound from above. SIGUSR1 begins anew, SIGUSR2 writes the figures to FILE.
+A *turn* is one run of a callback. A timer fires every millisecond; the thread's processor time between two firings is
+an upper bound of the turns between them. SIGUSR1 forgets the figures so far, SIGUSR2 writes them to FILE, in ms.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ from quire.__main__ import main as quire
 from quire.fleet.gateway.client import FleetModel
 
 TICK_S = 0.001
-SHOWN = 20
+NUM_TURNS = 20
 
 
 class LoopProbe:
-    """Lives on the loop that it watches."""
+    """Measures the event loop on which it runs."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._turns = list[float]()
-        """The longest, the longest first."""
+        """The NUM_TURNS longest in seconds, in descending order."""
 
     def start(self) -> None:
-        """From within the loop."""
+        """Start in the running event loop."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, self._begin_anew)
+        loop.add_signal_handler(signal.SIGUSR1, self._reset)
         loop.add_signal_handler(signal.SIGUSR2, self._write)
         self._task = asyncio.create_task(self._watch())
 
@@ -40,11 +40,11 @@ class LoopProbe:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = thread_time()
-            if len(self._turns) < SHOWN or now_s - before_s > self._turns[-1]:
-                self._turns = sorted([*self._turns, now_s - before_s], reverse=True)[:SHOWN]
+            if len(self._turns) < NUM_TURNS or now_s - before_s > self._turns[-1]:
+                self._turns = sorted([*self._turns, now_s - before_s], reverse=True)[:NUM_TURNS]
             before_s = now_s
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._turns = []
 
     def _write(self) -> None:
@@ -54,12 +54,12 @@ class LoopProbe:
 
 
 def main(file: str) -> None:
-    """Run the command line with the probe in the loop of the first model that is opened."""
-    probe, entered = LoopProbe(Path(file)), FleetModel.__aenter__
+    """Run the command line; entering a model starts the probe in its event loop."""
+    probe, original_enter = LoopProbe(Path(file)), FleetModel.__aenter__
 
     async def enter(model: FleetModel) -> FleetModel:
         probe.start()
-        return await entered(model)
+        return await original_enter(model)
 
     FleetModel.__aenter__ = enter  # type: ignore[method-assign, assignment]
     quire()

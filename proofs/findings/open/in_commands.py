@@ -1,4 +1,4 @@
-"""Reproductions that are commands: `quire` in processes of its own, as a person types them."""
+"""Reproductions that run `quire` commands as separate processes."""
 
 import gzip
 import os
@@ -22,34 +22,34 @@ ADDRESS_SPACE = 3_000_000 << 10
 STORE_BYTES = 512 << 10
 AGENT = """#!/bin/sh
 export XDG_RUNTIME_DIR="$REPRODUCED_RUNTIME"
-{python} -m quire top --once > "$REPRODUCED_TOLD" 2>&1
-{python} -m quire connect codex >> "$REPRODUCED_TOLD" 2>&1
+{python} -m quire top --once > "$REPRODUCED_OUTPUT" 2>&1
+{python} -m quire connect codex >> "$REPRODUCED_OUTPUT" 2>&1
 """
-STALE = {
+WRONG_WORDS = {
     "deploy/README.md": "with PyTorch for CPUs",
     "src/quire/client/request/text_model.py": "with a template file",
 }
-"""What the first hour found wrong in a document, and in a sentence that advises."""
+"""Files, and wrong words in them that a user found in the first hour."""
 
 
 def quire(
-    *words: str, more: Mapping[str, str] | None = None, limit_bytes: int | None = None
+    *words: str, variables: Mapping[str, str] | None = None, limit_bytes: int | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """A command, to its end."""
+    """Run a `quire` command to its end, with these environment variables and this limit of its address space."""
 
-    def limited() -> None:
+    def set_limit() -> None:
         if limit_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
     return subprocess.run(
         [sys.executable, "-m", "quire", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1", **(more or {})},
-        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, preexec_fn=limited,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1", **(variables or {})},
+        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, preexec_fn=set_limit,
     )  # fmt: skip
 
 
 def lacks(text: str, *patterns: str) -> str:
-    """The patterns that are not in a text, and its end."""
+    """A message if the text lacks some of these patterns; else empty."""
     missing = [pattern for pattern in patterns if not re.search(pattern, text)]
     return f"expected {missing}, got {text[-300:]!r}" if missing else ""
 
@@ -60,15 +60,15 @@ def bomb(folder: Path) -> str:
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(160):
             file.write(b"x" * (16 << 20))
-    ran = quire("sim", str(path), limit_bytes=ADDRESS_SPACE)
-    if "Traceback" in ran.stderr or ran.returncode != 2:
-        return f"code {ran.returncode}: {ran.stderr[-300:]!r}"
-    return lacks(ran.stderr, "expected lines of at most")
+    process = quire("sim", str(path), limit_bytes=ADDRESS_SPACE)
+    if "Traceback" in process.stderr or process.returncode != 2:
+        return f"code {process.returncode}: {process.stderr[-300:]!r}"
+    return lacks(process.stderr, "expected lines of at most")
 
 
 @contextmanager
-def full_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 512 KiB."""
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Mount a file system of 512 KiB on this folder."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STORE_BYTES}", "none", str(folder)], check=True)
     try:
@@ -81,27 +81,27 @@ def responses_on_a_full_disk(folder: Path) -> str:
     """A8 on a full disk answers said `store: true` and were never found."""
     model = write_gguf(folder / "tiny.gguf", TINY)
     with (
-        full_disk(folder / "disk") as disk,
+        small_disk(folder / "disk") as disk,
         running(folder, "quire", "serve", str(model), *SIZES, "--store", str(disk / "kept.db")) as server,
     ):
-        with suppress_full(), (disk / "rest").open("wb") as rest:
+        with suppress_disk_full(), (disk / "filler").open("wb") as filler:
             while True:
-                rest.write(b"x" * 4096)
-                rest.flush()
-        lost = 0
-        for at in range(6):
-            body = {"model": "tiny", "input": f"{at} " * 100, "max_output_tokens": 2}
+                filler.write(b"x" * 4096)
+                filler.flush()
+        num_lost = 0
+        for number in range(6):
+            body = {"model": "tiny", "input": f"{number} " * 100, "max_output_tokens": 2}
             answer = server.post("/v1/responses", body)
             if answer.status != 200:
-                return f"answered with {answer.status}: {answer.data[:200]!r}"
+                return f"expected status 200, got {answer.status}: {answer.data[:200]!r}"
             if answer.json["store"] and server.ask("GET", f"/v1/responses/{answer.json['id']}").status != 200:
-                lost += 1
-        tracebacks = sum("Traceback" in line for line in server.lines)
-    return f"{lost} of 6 not found, {tracebacks} tracebacks" if lost or tracebacks else ""
+                num_lost += 1
+        num_tracebacks = sum("Traceback" in line for line in server.lines)
+    return f"{num_lost} of 6 not found, {num_tracebacks} tracebacks" if num_lost or num_tracebacks else ""
 
 
 @contextmanager
-def suppress_full() -> Iterator[None]:
+def suppress_disk_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -115,56 +115,56 @@ def one_store_of_two_servers(folder: Path) -> str:
     store = ("--store", str(folder / "kept.db"))
     with running(folder, "quire", "serve", str(model), *SIZES, *store):
         words = (*SIZES, *store, "--port", "0", "--admin-socket", str(folder / "second.sock"))
-        ran = quire("serve", str(model), *words)
-    return lacks(f"{ran.returncode} {ran.stderr}", "^2 ", "another server keeps its conversations in")
+        process = quire("serve", str(model), *words)
+    return lacks(f"{process.returncode} {process.stderr}", "^2 ", "another server keeps its conversations in")
 
 
 def opening_link(_folder: Path) -> str:
-    """B a dashboard link that another user was quicker with left that user the token."""
+    """B another user who opened a dashboard link first kept the session of its token."""
     sessions = PageSessions()
     token = sessions.make_token(0.0)
-    stolen = sessions.begin(token, 1.0)
+    first_session = sessions.begin(token, 1.0)
     try:
         sessions.begin(token, 2.0)
     except ApiError as error:
-        return "the first user still has the key" if error.status != 410 or sessions.admits(stolen, 2.0) else ""
-    return "the second user got a key as well"
+        return "the first session still works" if error.status != 410 or sessions.admits(first_session, 2.0) else ""
+    return "the token began a second session"
 
 
 def launched_server(folder: Path) -> str:
     """H4 the server of `quire launch` was not found by top and connect."""
-    program, told, runtime = folder / "bin" / "aider", folder / "told", folder / "runtime"
+    program, output, runtime = folder / "bin" / "aider", folder / "output", folder / "runtime"
     program.parent.mkdir()
     program.write_text(AGENT.format(python=sys.executable))
     program.chmod(stat.S_IRWXU)
     model = write_gguf(folder / "tiny.gguf", TINY)
-    more = {
+    variables = {
         "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
         "XDG_RUNTIME_DIR": str(runtime),
         "REPRODUCED_RUNTIME": str(runtime),
-        "REPRODUCED_TOLD": str(told),
+        "REPRODUCED_OUTPUT": str(output),
         "QUIRE_MEMORY": "1GiB",
     }
-    ran = quire("launch", "aider", "--model", str(model), more=more)
-    text = told.read_text() if told.exists() else ran.stderr
-    return lacks(text, "tiny") or ("top or connect did not find it" if "no server of yours" in text else "")
+    process = quire("launch", "aider", "--model", str(model), variables=variables)
+    text = output.read_text() if output.exists() else process.stderr
+    return lacks(text, "tiny") or ("top or connect did not find the server" if "no server of yours" in text else "")
 
 
 def port_in_use(folder: Path) -> str:
-    """H12 a worker was spawned and shot before the port was tried."""
+    """H12 a worker was started and killed before the port was tried."""
     model = write_gguf(folder / "tiny.gguf", TINY)
     with running(folder, "quire", "serve", str(model), *SIZES) as server:
-        ran = quire("serve", str(model), "--port", str(server.port), "--admin-socket", str(folder / "second.sock"))
-    shown = [line for line in ran.stderr.splitlines() if "worker" in line]
-    return shown[0] if shown else lacks(f"{ran.returncode} {ran.stderr}", "^2 ", "choose another --port")
+        process = quire("serve", str(model), "--port", str(server.port), "--admin-socket", f"{folder}/second.sock")
+    lines = [line for line in process.stderr.splitlines() if "worker" in line]
+    return lines[0] if lines else lacks(f"{process.returncode} {process.stderr}", "^2 ", "choose another --port")
 
 
 def limits_beyond(folder: Path) -> str:
-    """H13 500 GiB of memory and 100,000 tokens were taken without a word."""
+    """H13 `generate` accepted 500 GiB of memory and 100,000 tokens without a warning."""
     model = write_gguf(folder / "tiny.gguf", TINY)
     flags = ("--memory", "500GiB", "--max-model-len", "100000", "--max-running", "2", "--max-tokens", "2")
-    ran = quire("generate", str(model), "one two", *flags)
-    return lacks(ran.stderr, r"memory 500.00 GiB exceeds", "max_model_len 100,000 is more than the model supports")
+    process = quire("generate", str(model), "one two", *flags)
+    return lacks(process.stderr, r"memory 500.00 GiB exceeds", "max_model_len 100,000 is more than the model supports")
 
 
 def general_hints(_: Path) -> str:
@@ -175,21 +175,21 @@ def general_hints(_: Path) -> str:
         ["explain"],
         ["config", "show", "--nonsense"],
     )
-    shown = [" ".join(words) for words in commands if re.search(r"hint: quire --help", quire(*words).stderr)]
-    return ", ".join(shown)
+    lines = [" ".join(words) for words in commands if re.search(r"hint: quire --help", quire(*words).stderr)]
+    return ", ".join(lines)
 
 
 def no_network(_: Path) -> str:
     """H23 without a network the error was an errno."""
-    ran = quire("pull", "nosuch/model", more={"HF_ENDPOINT": "http://127.0.0.1:1"})
-    return lacks(ran.stderr, "the hub is not reachable")
+    process = quire("pull", "nosuch/model", variables={"HF_ENDPOINT": "http://127.0.0.1:1"})
+    return lacks(process.stderr, "the hub is not reachable")
 
 
 def stale_documents(_: Path) -> str:
     """H wrong or stale documentation."""
-    shown = [f"{path}: {words}" for path, words in STALE.items() if words in (ROOT / path).read_text()]
+    places = [f"{path}: {words}" for path, words in WRONG_WORDS.items() if words in (ROOT / path).read_text()]
     claude = (ROOT / "docs" / "guides" / "agents" / "claude-code.md").read_text()
-    return ", ".join(shown) or lacks(claude, r"(?i)minutes|time limit")
+    return ", ".join(places) or lacks(claude, r"(?i)minutes|time limit")
 
 
 ITEMS = (

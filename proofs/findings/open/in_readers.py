@@ -1,4 +1,4 @@
-"""Reproductions that need no server: what readers of other machines' bytes cost, and what they keep."""
+"""Reproductions that need no server: the time and memory that parsers of bytes from other machines take."""
 
 import asyncio
 import gc
@@ -31,27 +31,27 @@ MIB = 1 << 20
 BLANKS = " " * 64
 """One token of SmolLM2."""
 CHUNK = 64 << 10
-"""What a read of a socket brings."""
+"""Bytes that one read of a socket returns, at most."""
 COMMIT = "0" * 40
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    began_s = process_time()
+    start_s = process_time()
     work()
-    return process_time() - began_s
+    return process_time() - start_s
 
 
-def over(what: str, value: float, limit: float, unit: str = "s") -> str:
-    """What is still shown, or nothing."""
-    return f"{what}: {value:.2f} {unit}, expected at most {limit:g}" if value > limit else ""
+def excess(name: str, value: float, limit: float, unit: str = "s") -> str:
+    """A message if the value is above the limit; else empty."""
+    return f"{name}: {value:.2f} {unit}, expected at most {limit:g}" if value > limit else ""
 
 
-def fed(data: bytes) -> Callable[[], None]:
+def feed_stream(data: bytes) -> Callable[[], None]:
     def feed() -> None:
         stream = OpenAIStream((1, 2, 3), 49152, None, 1500)
         with suppress(MessageError):
-            for at in range(0, len(data), CHUNK):
-                stream.feed(data[at : at + CHUNK])
+            for start in range(0, len(data), CHUNK):
+                stream.feed(data[start : start + CHUNK])
 
     return feed
 
@@ -59,15 +59,15 @@ def fed(data: bytes) -> Callable[[], None]:
 def choices_of_a_member(_: Path) -> str:
     """A1 a line of 80,000 choices took 6 s."""
     line = b'data: {"choices":[' + b",".join([b'{"token_ids":[1]}'] * 80_000) + b"]}\n\n"
-    return over("80,000 choices", seconds_of(fed(line)), 0.6)
+    return excess("80,000 choices", seconds_of(feed_stream(line)), 0.6)
 
 
 def line_of_a_member(_: Path) -> str:
     """A1 a line of 60 MB without an end took 41 s."""
-    return over("60 MB", seconds_of(fed(b"x" * (60 * MIB))), 1.0)
+    return excess("60 MB", seconds_of(feed_stream(b"x" * (60 * MIB))), 1.0)
 
 
-def pushed(form: AnswerFormat, count: int) -> Callable[[], None]:
+def push_blanks(form: AnswerFormat, count: int) -> Callable[[], None]:
     def push() -> None:
         reader = AnswerReader(form, str)
         for _ in range(count):
@@ -79,13 +79,13 @@ def pushed(form: AnswerFormat, count: int) -> Callable[[], None]:
 
 def blanks_with_tools(_: Path) -> str:
     """A5 8,000 tokens of blanks took 14 s with tools."""
-    return over("8,000 tokens", seconds_of(pushed(AnswerFormat(tools=HERMES), 8_000)), 2.0)
+    return excess("8,000 tokens", seconds_of(push_blanks(AnswerFormat(tools=HERMES), 8_000)), 2.0)
 
 
 def blanks_before_a_thought(_: Path) -> str:
     """A5 4,000 tokens of blanks took 14 s before a thought."""
     form = AnswerFormat(reasoning=ReasoningFormat("<think>", "</think>"))
-    return over("4,000 tokens", seconds_of(pushed(form, 4_000)), 2.0)
+    return excess("4,000 tokens", seconds_of(push_blanks(form, 4_000)), 2.0)
 
 
 def reader_of(num_blocks: int) -> EventReader:
@@ -94,47 +94,47 @@ def reader_of(num_blocks: int) -> EventReader:
     return EventReader(index, MEMBER, MODEL, 1, num_blocks, has_snapshots=False)
 
 
-def frames(number: int, *told: Any) -> list[bytes]:
-    return [b"", number.to_bytes(8, "big"), msgspec.msgpack.encode([1.0, list(told), 0])]
+def frames(number: int, *events: Any) -> list[bytes]:
+    return [b"", number.to_bytes(8, "big"), msgspec.msgpack.encode([1.0, list(events), 0])]
 
 
-def grown_mib(work: Callable[[], object]) -> float:
-    """Of this process, while the work's result is still there."""
+def growth_mib(work: Callable[[], object]) -> float:
+    """By how much this process grows, measured while the work's result still exists."""
     gc.collect()
     before = resident_bytes()
-    kept = work()
-    grown = (resident_bytes() - before) / MIB
-    del kept
-    return grown
+    result = work()
+    growth = (resident_bytes() - before) / MIB
+    del result
+    return growth
 
 
 def endless_blocks(_: Path) -> str:
     """A6 2,000,000 names of blocks that no member has took 274 MB."""
     reader = reader_of(1_000)
 
-    def hear() -> EventReader:
+    def receive() -> EventReader:
         for number in range(100):
             hashes = list(range(20_000 * number, 20_000 * (number + 1)))
-            stored = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None}
+            event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None}
             with suppress(MessageError):
-                reader.receive_batch(frames(number, {**stored, "token_ids": hashes, "block_size": 1}))
+                reader.receive_batch(frames(number, {**event, "token_ids": hashes, "block_size": 1}))
                 while reader.has_work:
                     reader.work()
         return reader
 
-    return over("grown by", grown_mib(hear), 32, "MiB") or over("names", reader.num_blocks, 2_000, "")
+    return excess("growth", growth_mib(receive), 32, "MiB") or excess("blocks", reader.num_blocks, 2_000, "")
 
 
 def batches_ahead(_: Path) -> str:
     """A6 200 batches of 1 MB ahead of their turn took 190 MB."""
 
-    def hear() -> EventReader:
+    def receive() -> EventReader:
         reader = reader_of(1_000)
         for number in range(1, 201):
             reader.receive_batch([b"", number.to_bytes(8, "big"), bytes(MIB)])
         return reader
 
-    return over("grown by", grown_mib(hear), 40, "MiB")
+    return excess("growth", growth_mib(receive), 40, "MiB")
 
 
 def strange_index(folder: Path) -> str:
@@ -149,10 +149,10 @@ def strange_index(folder: Path) -> str:
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": ["x"]}}))
     with patch.object(hub_files, "hub_cache", lambda: folder):
         try:
-            found = find_local(HubName("a/b"), 1 << 30)
+            model_files = find_local(HubName("a/b"), 1 << 30)
         except TypeError as error:
             return f"TypeError: {error}"
-    return "" if found is None else "found as a whole model"
+    return "" if model_files is None else "accepted as a complete model"
 
 
 def endless_event(_: Path) -> str:
@@ -162,16 +162,16 @@ def endless_event(_: Path) -> str:
         while num_lines < 20:
             num_lines += 1
             reader.feed(b"data: " + b"x" * (8 * MIB - 16) + b"\n")
-    return over("lines read", num_lines, 2, "")
+    return excess("lines read", num_lines, 2, "")
 
 
 def members_figures(_: Path) -> str:
     """B 16 MB of `/metrics` of a member were read each second."""
 
-    async def asked() -> str:
+    async def request_metrics() -> str:
         num_sent = 0
 
-        async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal num_sent
             await reader.readuntil(b"\r\n\r\n")
             with suppress(ConnectionError, asyncio.CancelledError):
@@ -182,16 +182,16 @@ def members_figures(_: Path) -> str:
                     num_sent += CHUNK
             writer.close()
 
-        server = await asyncio.start_server(answered, "127.0.0.1", 0)
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
         try:
             await fetch(ServerAddress(*server.sockets[0].getsockname()), "GET", "/metrics", timeout_s=60.0)
         except MessageError:
             return ""
         finally:
             server.close()
-        return f"{num_sent / MIB:.0f} MiB were taken"
+        return f"{num_sent / MIB:.0f} MiB were read"
 
-    return asyncio.run(asked())
+    return asyncio.run(request_metrics())
 
 
 def advice_of_no_template(_: Path) -> str:
@@ -200,7 +200,7 @@ def advice_of_no_template(_: Path) -> str:
         replace(talker().text, template=None).chat([{"role": "user", "content": "hello"}])
     except TemplateError as error:
         return str(error) if "template file" in str(error) else ""
-    return "it was answered without a template"
+    return "a chat was answered without a template"
 
 
 ITEMS = (

@@ -1,8 +1,8 @@
-"""Section `findings_open`: every reproduction of the second review of attacks and of a first hour, run as written.
+"""Section `findings_open`: runs the reproduction of every finding of the second review; each must show no defect.
 
-Each item has one function, named after it, that returns what it still shows, or nothing. A1 to A11 and the lines of B
-are attacks; H is the first hour's list. What other sections of this proof run as written (A3's neighbours, A4, bars,
-long prompts) is not run twice: the item is open if the record has no such row, or if the row is broken.
+The findings are attacks, A1 to A11 and B, and defects that a user met in the first hour, H. The reproduction of a
+finding is a function that returns a message about the defect; empty, if it is fixed. Some findings have a section of
+this proof instead of a function: they are open if rows of that section are missing or broken.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,26 +29,26 @@ ROWS = {
     "H5 a long prompt looks like a hang": ("stale_s", "still_s"),
     "H6 a healthy server is restarting": ("ready_flips", "false_restarts"),
 }
-"""Items that other sections run, and their rows."""
-ALONE: Sequence[Callable[[Path], str]] = (*open_in_readers.ITEMS, *open_in_commands.ITEMS)
-SERVED: Sequence[Callable[[Servers], str]] = open_at_servers.ITEMS
+"""Findings that other sections reproduce, and the rows of these sections."""
+WITHOUT_SERVERS: Sequence[Callable[[Path], str]] = (*open_in_readers.ITEMS, *open_in_commands.ITEMS)
+WITH_SERVERS: Sequence[Callable[[Servers], str]] = open_at_servers.ITEMS
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One of the list, and what it shows; empty: nothing any more."""
+    """One finding, and a message about its defect; empty: it is fixed."""
 
     name: str
-    shown: str
+    defect: str
 
 
-def name_of(item: Callable[..., str]) -> str:
-    """The first line of its docstring."""
-    return (item.__doc__ or item.__name__).splitlines()[0].rstrip(".")
+def name_of(reproduction: Callable[..., str]) -> str:
+    """The first line of the function's docstring."""
+    return (reproduction.__doc__ or reproduction.__name__).splitlines()[0].rstrip(".")
 
 
 def from_rows(proof: Proof) -> list[Item]:
-    """Of those that other sections run: this run's rows, or the record's."""
+    """The findings that other sections reproduce, judged by the rows of this run, or else by those of the record."""
     before = proof.before or {"figures": {}, "broken": []}
     figures = before["figures"] | proof.figures
     broken = {*proof.broken, *(key for key in before["broken"] if key not in proof.figures)}
@@ -61,13 +61,13 @@ def from_rows(proof: Proof) -> list[Item]:
 @section("findings_open")
 def still_open(proof: Proof) -> None:
     items = from_rows(proof) if proof.is_full else []
-    for alone in ALONE:
+    for reproduction in WITHOUT_SERVERS:
         with TemporaryDirectory(dir=proof.folder) as folder:
-            items.append(Item(name_of(alone), alone(Path(folder))))
+            items.append(Item(name_of(reproduction), reproduction(Path(folder))))
     with ExitStack() as stack:
         servers = Servers(proof.folder, stack)
-        items += [Item(name_of(served), served(servers)) for served in SERVED]
+        items += [Item(name_of(reproduction), reproduction(servers)) for reproduction in WITH_SERVERS]
     for item in items:
-        say(f"    {'OPEN' if item.shown else 'shut'}: {item.name}{': ' * bool(item.shown)}{item.shown}")
+        say(f"    {'OPEN' if item.defect else 'fixed'}: {item.name}{': ' * bool(item.defect)}{item.defect}")
     proof.report("findings_run", len(items), "reproductions")
-    proof.equals("findings_open", sum(bool(item.shown) for item in items), 0)
+    proof.equals("findings_open", sum(bool(item.defect) for item in items), 0)
