@@ -120,10 +120,12 @@ def _interrupt(term: Terminal, wait_s: float) -> int:
 
 
 def _chat(term: Terminal, wait_s: float) -> int:
-    """Type a line while the model loads, and press Ctrl-D once it is answered."""
+    """Type a line while the model loads, and press Ctrl-D at the next prompt: a Ctrl-D that is typed before the program
+    reads from the terminal is no end of input for it, because readline changes the terminal's mode."""
     term.until(lambda term: bool(term.num_bytes), PATIENCE_S)
     term.type("Tell me about lighthouses.\n")
     term.until(lambda term: term.shows(" tokens/s") or term.shows("error: "), PATIENCE_S)
+    term.until(lambda term: [line for line in term.screen.lines() if line][-1] == ">", PATIENCE_S)
     term.type("\x04")
     return 0
 
