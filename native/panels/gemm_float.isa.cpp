@@ -55,14 +55,14 @@ QUIRE_INLINE void add_input(const Weights& weights, int64_t i, const float* rows
     F weight[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-        weight[v] = pin(Kind::load_vector(weights, i, v));
+        weight[v] = keep_in_register(Kind::load_vector(weights, i, v));
         if constexpr (stores_converted) store(weights.converted[v / kVectorsPerPanel] + i * kWidth + v % kVectorsPerPanel * kLanes, weight[v]);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const F input = splat<kLanes>(rows[r * stride + i]);
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = pin(fma_of(input, weight[v], sum[r][v]));
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = keep_in_register(fma_of(input, weight[v], sum[r][v]));
     }
 }
 

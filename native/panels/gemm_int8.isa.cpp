@@ -93,7 +93,7 @@ QUIRE_INLINE void multiply_pairs(const LoadCodes& load, const RowGroup& rows, in
         for (int k = first; k < first + Kind::num_pair_sums; ++k) {
             Words codes[kVectors];
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) codes[v] = pin(load(k, v));
+            for (int v = 0; v < kVectors; ++v) codes[v] = keep_in_register(load(k, v));
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4

@@ -25,7 +25,7 @@ struct DotOperand {
     Words codes;
 };
 
-QUIRE_INLINE DotOperand make_operand(Words codes) { return {pin(codes)}; }
+QUIRE_INLINE DotOperand make_operand(Words codes) { return {keep_in_register(codes)}; }
 
 QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs) {
 #if defined(__AVX512VNNI__)
@@ -72,7 +72,7 @@ struct DotOperand {
     Words even, odd;
 };
 
-QUIRE_INLINE DotOperand make_operand(Words codes) { return {pin(codes & 0x00FF00FFu), pin(codes >> 8 & 0x00FF00FFu)}; }
+QUIRE_INLINE DotOperand make_operand(Words codes) { return {keep_in_register(codes & 0x00FF00FFu), keep_in_register(codes >> 8 & 0x00FF00FFu)}; }
 
 QUIRE_INLINE Sums dot_pairs(Words codes, int32_t inputs) {
 #if defined(__AVX512BW__)

@@ -50,7 +50,7 @@ void micro_kernel(const MatmulCall& call, int64_t row, int64_t panel, const T* p
     for (int64_t i = 0; i < call.num_in; ++i) {
         F weight[kVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) weight[v] = pin(load<kLanes>(weights + i * kWidth + v * kLanes));
+        for (int v = 0; v < kVectors; ++v) weight[v] = keep_in_register(load<kLanes>(weights + i * kWidth + v * kLanes));
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) __builtin_prefetch(prefetch + (i * N + n) * kLanes);
 #pragma GCC unroll 16

@@ -1,6 +1,6 @@
 // Tests the kernels with random shapes, on all builds that this processor supports, under the address and
 // undefined-behaviour sanitizers (`make native-sanitize`). Python tests check results; these tests use buffers of
-// exactly the declared size and NaN in unwritten slots, and check that rows are finite and equal alone and together.
+// exactly the declared size and NaN in unwritten slots, and check that results are finite, and equal alone and in batches.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -25,21 +25,21 @@ namespace {
 
 using quire::kSegment;
 using quire::KVType;
-std::mt19937 dice(7);
+std::mt19937 rng(7);
 
-int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(dice); }
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); }
 
 template <typename T>
-std::vector<T> numbers(size_t count) {
+std::vector<T> random_normals(size_t count) {
     std::vector<T> values(count);
     std::normal_distribution<float> normal;
-    for (T& value : values) value = static_cast<T>(normal(dice));
+    for (T& value : values) value = static_cast<T>(normal(rng));
     return values;
 }
 
 void expect(bool is_right, const char* what, const char* isa) {
     if (is_right) return;
-    std::printf("%s on %s is wrong\n", what, isa);
+    std::printf("FAILED on %s: %s\n", isa, what);
     std::exit(1);
 }
 
@@ -56,29 +56,29 @@ int scale_rows(KVType type) { return type == KVType::int8 ? 4 : 0; }
 
 // Work items, and a KV store in which only their slots are written; as bytes, for all KV types.
 struct Step {
-    int longest = pick(0, 3) ? 150 : 2300;  // sometimes several segments
+    int max_past = pick(0, 3) ? 150 : 2300;  // sometimes several segments
     int block_size = 16 << pick(0, 2), num_kv_heads = pick(1, 3), group = pick(1, 9);
-    int key_size = 8 * pick(4, longest > kSegment ? 6 : 32), value_size = 8 * pick(4, longest > kSegment ? 6 : 32);
+    int key_size = 8 * pick(4, max_past > kSegment ? 6 : 32), value_size = 8 * pick(4, max_past > kSegment ? 6 : 32);
     KVType type = static_cast<KVType>(pick(0, 2));
     std::vector<int32_t> first_rows, num_rows, first_positions, offsets, tables;
     int total = 0, num_blocks = 1;
     std::vector<char> keys, values;
 
     Step() {
-        const int num_items = pick(1, longest > kSegment ? 3 : 7), num_shared = pick(0, longest / 64);
-        for (int item = 0; item < num_items; ++item) add(pick(0, 2) ? 1 : pick(2, 30), pick(0, longest), num_shared);
-        keys = store(int64_t{key_size});
-        values = store(int64_t{value_size});
+        const int num_items = pick(1, max_past > kSegment ? 3 : 7), num_shared_blocks = pick(0, max_past / 64);
+        for (int item = 0; item < num_items; ++item) add(pick(0, 2) ? 1 : pick(2, 30), pick(0, max_past), num_shared_blocks);
+        keys = make_nan_buffer(int64_t{key_size});
+        values = make_nan_buffer(int64_t{value_size});
         for (size_t item = 0; item < first_rows.size(); ++item) write(item);
     }
 
-    void add(int rows, int num_past, int num_shared) {
+    void add(int rows, int num_past, int num_shared_blocks) {
         first_rows.push_back(total);
         num_rows.push_back(rows);
         first_positions.push_back(num_past);
         offsets.push_back(static_cast<int32_t>(tables.size()));
         for (int index = 0; index * block_size < num_past + rows; ++index) {
-            if (first_rows.size() > 1 && index < num_shared && index < offsets[1 % offsets.size()])
+            if (first_rows.size() > 1 && index < num_shared_blocks && index < offsets[1 % offsets.size()])
                 tables.push_back(tables[static_cast<size_t>(index)]);
             else
                 tables.push_back(num_blocks++);
@@ -86,13 +86,13 @@ struct Step {
         total += rows;
     }
 
-    std::vector<char> store(int64_t size) const {
-        const int64_t numbers = num_blocks * num_kv_heads * (size + scale_rows(type)) * block_size;
-        return std::vector<char>(static_cast<size_t>(numbers * width_of(type)), '\xFF');
+    std::vector<char> make_nan_buffer(int64_t size) const {
+        const int64_t num_elements = num_blocks * num_kv_heads * (size + scale_rows(type)) * block_size;
+        return std::vector<char>(static_cast<size_t>(num_elements * width_of(type)), '\xFF');
     }
 
-    void put(std::vector<char>& bytes, int64_t index) {
-        const float value = std::normal_distribution<float>()(dice);
+    void put_random(std::vector<char>& bytes, int64_t index) {
+        const float value = std::normal_distribution<float>()(rng);
         uint32_t bits;
         std::memcpy(&bits, &value, 4);
         const uint16_t half = static_cast<uint16_t>(bits >> 16);
@@ -115,8 +115,8 @@ struct Step {
             for (int64_t head = block * num_kv_heads; head < (block + 1) * num_kv_heads; ++head) {
                 const int64_t key = head * (key_size + scale_rows(type)) * block_size;
                 const int64_t value = head * (value_size + scale_rows(type)) * block_size;
-                for (int64_t i = 0; i < key_size; ++i) put(keys, key + i * block_size + slot);
-                for (int64_t i = 0; i < value_size; ++i) put(values, value + slot * value_size + i);
+                for (int64_t i = 0; i < key_size; ++i) put_random(keys, key + i * block_size + slot);
+                for (int64_t i = 0; i < value_size; ++i) put_random(values, value + slot * value_size + i);
                 put_scale(keys, key + key_size * block_size + 4 * slot);
                 put_scale(values, value + value_size * block_size + 4 * slot);
             }
@@ -176,8 +176,8 @@ void test_attention(const quire::Kernels& kernels) {
     const int window = pick(0, 1) ? -1 : pick(1, pick(0, 1) ? 60 : 1500);
     const float softcap = pick(0, 2) ? 0.0f : 20.0f;
     const size_t width = static_cast<size_t>(step.num_kv_heads * step.group);
-    const std::vector<float> queries = numbers<float>(static_cast<size_t>(step.total) * width * step.key_size);
-    const std::vector<float> head_sinks = numbers<float>(width);
+    const std::vector<float> queries = random_normals<float>(static_cast<size_t>(step.total) * width * step.key_size);
+    const std::vector<float> head_sinks = random_normals<float>(width);
     const float* sinks = pick(0, 1) ? nullptr : head_sinks.data();
     const std::vector<float> together =
         attend(kernels, step, queries, 0, step.first_rows.size(), window, softcap, sinks);
@@ -186,7 +186,7 @@ void test_attention(const quire::Kernels& kernels) {
         const std::vector<float> alone = attend(kernels, step, queries, item, 1, window, softcap, sinks);
         const size_t from = static_cast<size_t>(step.first_rows[item]) * width * step.value_size;
         const size_t size = static_cast<size_t>(step.num_rows[item]) * width * step.value_size;
-        expect(std::memcmp(&together[from], &alone[from], size * 4) == 0, "attention in company", kernels.isa);
+        expect(std::memcmp(&together[from], &alone[from], size * 4) == 0, "attention in a batch", kernels.isa);
     }
 }
 
@@ -194,19 +194,19 @@ void test_rope(const quire::Kernels& kernels) {
     const int rows = pick(1, 20), heads = pick(1, 4), kv_heads = pick(1, 3), block_size = 16;
     const int key_size = 8 * pick(4, 64), value_size = 8 * pick(4, 64);
     const size_t width = static_cast<size_t>((heads + kv_heads) * key_size + kv_heads * value_size);
-    const std::vector<float> qkv = numbers<float>(static_cast<size_t>(rows) * width);
-    const std::vector<float> cos = numbers<float>(static_cast<size_t>(rows * key_size));
+    const std::vector<float> qkv = random_normals<float>(static_cast<size_t>(rows) * width);
+    const std::vector<float> cos = random_normals<float>(static_cast<size_t>(rows * key_size));
     const bool spans_all_heads = pick(0, 1);
     const quire::HeadNorm no_norm = {nullptr, 0};
-    const std::vector<float> norm = numbers<float>(static_cast<size_t>(std::max(4 * key_size, value_size)));
-    const std::vector<float> scales = numbers<float>(static_cast<size_t>(rows));
+    const std::vector<float> norm = random_normals<float>(static_cast<size_t>(std::max(4 * key_size, value_size)));
+    const std::vector<float> scales = random_normals<float>(static_cast<size_t>(rows));
     std::vector<int64_t> blocks, slots;
     for (int row = 0; row < rows; ++row) blocks.push_back(row % 3), slots.push_back((row / 3) % block_size);
     for (KVType type : {KVType::float32, KVType::bfloat16, KVType::int8}) {
         const int key_rows = key_size + scale_rows(type), value_rows = value_size + scale_rows(type);
-        const int heads_bytes = 3 * kv_heads * block_size * width_of(type);
-        std::vector<char> keys(static_cast<size_t>(heads_bytes * key_rows));
-        std::vector<char> values(static_cast<size_t>(heads_bytes * value_rows));
+        const int bytes_per_dimension = 3 * kv_heads * block_size * width_of(type);
+        std::vector<char> keys(static_cast<size_t>(bytes_per_dimension * key_rows));
+        std::vector<char> values(static_cast<size_t>(bytes_per_dimension * value_rows));
         std::vector<float> queries(static_cast<size_t>(rows * heads * key_size));
         const bool has_norm = pick(0, 1);
         const quire::HeadNorm query_norm = {norm.data(), spans_all_heads ? heads * key_size : key_size};
@@ -223,11 +223,11 @@ void test_rope(const quire::Kernels& kernels) {
     }
 }
 
-void test_rows(const quire::Kernels& kernels) {
+void test_rowwise_kernels(const quire::Kernels& kernels) {
     const int rows = pick(1, 9), size = pick(1, 3000);
     const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(size);
-    const std::vector<float> delta = numbers<float>(count), weight = numbers<float>(static_cast<size_t>(size));
-    std::vector<float> residual = numbers<float>(count), out(count), gate_up = numbers<float>(2 * count);
+    const std::vector<float> delta = random_normals<float>(count), weight = random_normals<float>(static_cast<size_t>(size));
+    std::vector<float> residual = random_normals<float>(count), out(count), gate_up = random_normals<float>(2 * count);
     quire::add_rms_norm(kernels, {delta.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f}, 2);
     expect(all_finite(out), "norm", kernels.isa);
     for (const quire::Gate kind : {quire::Gate::silu, quire::Gate::gelu_tanh, quire::Gate::clamped_silu}) {
@@ -237,7 +237,7 @@ void test_rows(const quire::Kernels& kernels) {
     }
     kernels.add_residual_row({out.data(), residual.data(), weight.data(), size, 1e-5f, 0.5f, 2.0f}, rows - 1);
     kernels.logit_part({out.data(), size, 0.5f, 3.0f}, rows - 1, 0, size);
-    expect(all_finite(out) && all_finite(residual), "settled rows", kernels.isa);
+    expect(all_finite(out) && all_finite(residual), "residual and logit rows", kernels.isa);
     const int32_t parts[] = {rows - 1, 0};
     const float weights[] = {0.25f, 0.75f};
     kernels.weighted_sum({delta.data(), parts, weights, 2, size, out.data()});
@@ -249,41 +249,41 @@ void test_rows(const quire::Kernels& kernels) {
     quire::argmax(kernels, {out.data(), size, best.data(), is_finite.data(), rows, size}, 2);
     expect(is_finite[0] == 0, "argmax", kernels.isa);
     kernels.exp(delta.data(), out.data(), static_cast<int64_t>(count));
-    kernels.read_sum(delta.data(), static_cast<int64_t>(4 * count), 2);
+    kernels.read_sum(delta.data(), static_cast<int64_t>(4 * count), 2);  // used to measure bandwidth
 }
 
-// Tolerances relative to the sum of magnitudes: for a chain of float32 roundings; for bf16 weights and rows.
-constexpr double kRounded32 = 2e-6, kRounded16 = 0.01;
+// Tolerances relative to the sum of magnitudes: for a chain of float32 roundings, and for bfloat16 weights and rows.
+constexpr double kFloat32Tolerance = 2e-6, kBfloat16Tolerance = 0.01;
 
 // Computes some rows of a product with a packed weight.
-std::vector<float> multiply(const quire::MatmulKernels& products, const std::vector<float>& rows, const void* packed,
+std::vector<float> multiply(const quire::MatmulKernels& matmul, const std::vector<float>& rows, const void* packed,
                             const float* bias, int first, int count, int num_in, int num_out, int num_threads) {
     std::vector<float> out(static_cast<size_t>(count) * static_cast<size_t>(num_out), 0.0f);
-    const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(count, num_in));
+    const size_t num_bytes = static_cast<size_t>(matmul.scratch_bytes(count, num_in));
     std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
     const int64_t from = int64_t{first} * num_in;
-    quire::product(products, {rows.data() + from, num_in, packed, bias, out.data(), num_out, count, num_in, num_out,
+    quire::product(matmul, {rows.data() + from, num_in, packed, bias, out.data(), num_out, count, num_in, num_out,
                               scratch.get()}, num_threads);
     return out;
 }
 
-void test_products(const quire::MatmulKernels& products, const char* isa, double rounding) {
+void test_products(const quire::MatmulKernels& matmul, const char* isa, double rounding) {
     const int num_rows = pick(1, pick(0, 3) ? 60 : 600), num_in = pick(1, 200), num_out = pick(1, 200);
-    const std::vector<float> weight = numbers<float>(static_cast<size_t>(num_out) * static_cast<size_t>(num_in));
-    const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows) * static_cast<size_t>(num_in));
-    const std::vector<float> biases = numbers<float>(static_cast<size_t>(num_out));
+    const std::vector<float> weight = random_normals<float>(static_cast<size_t>(num_out) * static_cast<size_t>(num_in));
+    const std::vector<float> rows = random_normals<float>(static_cast<size_t>(num_rows) * static_cast<size_t>(num_in));
+    const std::vector<float> biases = random_normals<float>(static_cast<size_t>(num_out));
     const float* bias = pick(0, 1) ? biases.data() : nullptr;
     std::unique_ptr<char, Free> packed(
-        static_cast<char*>(std::malloc(static_cast<size_t>(products.packed_bytes(num_out, num_in)))));
-    products.pack({weight.data(), num_out, num_in, packed.get(), 2});
+        static_cast<char*>(std::malloc(static_cast<size_t>(matmul.packed_bytes(num_out, num_in)))));
+    matmul.pack({weight.data(), num_out, num_in, packed.get(), 2});
     const std::vector<int64_t> indices = {num_out - 1, 0, num_out / 2};
     std::vector<float> unpacked(3 * static_cast<size_t>(num_in));
-    products.rows({packed.get(), num_out, num_in, indices.data(), 3, unpacked.data()});
+    matmul.rows({packed.get(), num_out, num_in, indices.data(), 3, unpacked.data()});
     for (size_t i = 0; i < unpacked.size(); ++i) {
         const float term = weight[static_cast<size_t>(indices[i / num_in]) * num_in + i % num_in];
         expect(std::abs(unpacked[i] - term) <= std::abs(term) * 0.005, "rows", isa);
     }
-    const std::vector<float> all = multiply(products, rows, packed.get(), bias, 0, num_rows, num_in, num_out, 2);
+    const std::vector<float> all = multiply(matmul, rows, packed.get(), bias, 0, num_rows, num_in, num_out, 2);
     for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row)
         for (size_t n = 0; n < static_cast<size_t>(num_out); ++n) {
             double sum = bias == nullptr ? 0.0 : bias[n], magnitude = 1.0;
@@ -295,15 +295,15 @@ void test_products(const quire::MatmulKernels& products, const char* isa, double
             expect(std::abs(all[row * num_out + n] - sum) <= rounding * magnitude, "a product", isa);
         }
     const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
-    const std::vector<float> part = multiply(products, rows, packed.get(), bias, first, count, num_in, num_out, 1);
+    const std::vector<float> part = multiply(matmul, rows, packed.get(), bias, first, count, num_in, num_out, 1);
     expect(std::memcmp(&all[static_cast<size_t>(first) * static_cast<size_t>(num_out)], part.data(), part.size() * 4) == 0,
-           "a product in company", isa);
+           "a product in a batch", isa);
 }
 
 // Samples from rows with excluded tokens, with all combinations of limits: a sampled token must not be excluded.
-void test_draws() {
+void test_sampling() {
     const int rows = pick(1, 6), size = pick(1, 3000);
-    std::vector<double> values = numbers<double>(static_cast<size_t>(rows) * static_cast<size_t>(size));
+    std::vector<double> values = random_normals<double>(static_cast<size_t>(rows) * static_cast<size_t>(size));
     std::vector<double> temperatures, min_ps, top_ps, uniforms;
     std::vector<int64_t> top_ks, out(static_cast<size_t>(rows), -1);
     for (int row = 0; row < rows; ++row) {
@@ -326,11 +326,11 @@ void test_draws() {
     quire::draw({narrow.data(), wide.data(), sizes.data(), temperatures.data(), min_ps.data(), top_ks.data(),
                  top_ps.data(), uniforms.data(), out.data(), rows, 2});
     for (int row = 0; row < rows; ++row) {
-        const bool is_there = out[static_cast<size_t>(row)] >= 0 && out[static_cast<size_t>(row)] < size;
-        expect(is_there && std::isfinite(values[static_cast<size_t>(row * size + out[static_cast<size_t>(row)])]),
-               "draw", "every build");
+        const bool is_in_range = out[static_cast<size_t>(row)] >= 0 && out[static_cast<size_t>(row)] < size;
+        expect(is_in_range && std::isfinite(values[static_cast<size_t>(row * size + out[static_cast<size_t>(row)])]),
+               "sampled token", "every build");
     }
-    const std::vector<float> logits = numbers<float>(static_cast<size_t>(rows) * static_cast<size_t>(size));
+    const std::vector<float> logits = random_normals<float>(static_cast<size_t>(rows) * static_cast<size_t>(size));
     std::vector<double> peaks(static_cast<size_t>(rows)), totals(static_cast<size_t>(rows));
     quire::exp_totals({logits.data(), size, peaks.data(), totals.data(), rows, size, 2});
     for (double total : totals) expect(total >= 1.0 && total <= size, "exp_totals", "every build");
@@ -343,9 +343,9 @@ struct PackedPanels {
 
     static quire::PanelShape any_shape(quire::Format format) {
         const quire::FormatTraits& traits = quire::traits_of(format);
-        const bool is_free = traits.scales == quire::Scales::external || traits.scales == quire::Scales::none;
-        return {format, pick(1, 100), is_free ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroupInputs) * pick(1, 4),
-                is_free ? pick(1, 100) : 32 * pick(1, 4)};
+        const bool is_any_size = traits.scales == quire::Scales::external || traits.scales == quire::Scales::none;
+        return {format, pick(1, 100), is_any_size ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroupInputs) * pick(1, 4),
+                is_any_size ? pick(1, 100) : 32 * pick(1, 4)};
     }
 
     // `is_small`: with small scales, so that the output of a few layers is finite.
@@ -355,16 +355,16 @@ struct PackedPanels {
         std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
         for (uint8_t& value : rows) value = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
         const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
-        std::vector<float> scales = numbers<float>(num_scales);
+        std::vector<float> scales = random_normals<float>(num_scales);
         for (float& value : scales) value *= is_small ? 0.02f : 1.0f;
         for (size_t i = 1; is_small && shape.format == quire::Format::q8_0 && i < rows.size(); i += 34)
             rows[i] = 0x14;  // the byte of a scale that contains its exponent
-        const std::vector<uint8_t> zeros(num_scales, 7);
+        const std::vector<uint8_t> zero_points(num_scales, 7);
         if (traits.code_bits == 4 && traits.file_inputs == 1)
             for (uint8_t& value : rows) value &= 15;
         const size_t num_bytes = static_cast<size_t>(shape.packed_bytes());
         panels.reset(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
-        quire::pack_panels({shape, rows.data(), static_cast<int64_t>(row_bytes), {scales.data(), zeros.data()}, bytes(),
+        quire::pack_panels({shape, rows.data(), static_cast<int64_t>(row_bytes), {scales.data(), zero_points.data()}, bytes(),
                             2});
     }
 
@@ -377,46 +377,46 @@ struct RandomRecurrent {
     quire::Recurrent layer = {};
     int64_t slot_size = 0;
 
-    // The output size is a multiple of `whole`; for a convolution it is `hidden`.
-    RandomRecurrent(int64_t hidden, int64_t whole) {
+    // The output size is a multiple of `out_multiple`; for a convolution it is `hidden`.
+    RandomRecurrent(int64_t hidden, int64_t out_multiple) {
         const auto kind = layer.kind = static_cast<quire::RecurrentKind>(pick(1, 3));
-        const bool is_short = kind == quire::RecurrentKind::convolution, is_space = kind == quire::RecurrentKind::space;
+        const bool is_convolution = kind == quire::RecurrentKind::convolution, is_ssm = kind == quire::RecurrentKind::state_space;
         layer.num_taps = pick(2, quire::kMaxTaps);
-        if (!is_short) {
+        if (!is_convolution) {
             layer.num_key_heads = pick(1, 3), layer.num_heads = layer.num_key_heads * pick(1, 3);
-            layer.key_size = 2 * pick(1, 20), layer.value_size = whole * (whole > 1 ? pick(1, 2) : pick(1, 70));
+            layer.key_size = 2 * pick(1, 20), layer.value_size = out_multiple * (out_multiple > 1 ? pick(1, 2) : pick(1, 70));
         }
         const int64_t keys = layer.num_key_heads * layer.key_size, heads = layer.num_heads;
-        const int64_t out = layer.out_size = is_short ? hidden : heads * layer.value_size;
-        const int64_t channels = layer.num_channels = is_short ? hidden : 2 * keys + out;
-        layer.kv_heads_strided = pick(0, 1), layer.is_gated_first = is_space;
-        layer.norm_span = is_space ? out / layer.num_key_heads : layer.value_size;
-        if (is_short)
+        const int64_t out = layer.out_size = is_convolution ? hidden : heads * layer.value_size;
+        const int64_t channels = layer.num_channels = is_convolution ? hidden : 2 * keys + out;
+        layer.kv_heads_strided = pick(0, 1), layer.is_gated_first = is_ssm;
+        layer.norm_span = is_ssm ? out / layer.num_key_heads : layer.value_size;
+        if (is_convolution)
             layer.mixed_offset = 2 * channels, layer.rate_offset = channels, layer.in_size = 3 * channels;
-        else if (is_space)
+        else if (is_ssm)
             layer.mixed_offset = out, layer.dt_offset = out + channels, layer.in_size = out + channels + heads,
             layer.key_offset = out, layer.query_offset = out + keys;
         else
             layer.gate_offset = channels, layer.rate_offset = channels + out, layer.dt_offset = channels + out + heads,
             layer.in_size = channels + out + 2 * heads, layer.key_offset = keys, layer.value_offset = 2 * keys;
-        layer.min_dt = is_space ? 0.01 : 0.0, layer.max_dt = is_space ? 2.0 : INFINITY;
+        layer.min_dt = is_ssm ? 0.01 : 0.0, layer.max_dt = is_ssm ? 2.0 : INFINITY;
         layer.state_offset = (layer.num_taps - 1) * channels;
         slot_size = layer.state_offset + heads * num_state_blocks(layer) * quire::kColumns * layer.key_size;
-        const auto some = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
+        const auto some = [](int64_t count) { return random_normals<float>(static_cast<size_t>(count)); };
         taps = some(layer.num_taps * channels), tap_bias = some(channels), log_decay = some(heads);
-        step_bias = some(heads), skip = some(heads), norm = some(is_space ? out : layer.norm_span);
+        step_bias = some(heads), skip = some(heads), norm = some(is_ssm ? out : layer.norm_span);
         for (float& one : log_decay) one = -std::abs(one);
         layer.taps = taps.data(), layer.tap_bias = pick(0, 1) ? nullptr : tap_bias.data();
         layer.log_decay = log_decay.data(), layer.step_bias = step_bias.data(), layer.norm = norm.data();
-        layer.skip = is_space ? skip.data() : nullptr;
+        layer.skip = is_ssm ? skip.data() : nullptr;
     }
 };
 
-// The outputs of a step for some runs, and the contents of their slots afterwards. Rows are processed in chunks.
-struct RecurrentRun {
+// The outputs of a step for some runs (the rows of one sequence in the step), and their slots afterwards.
+struct RecurrentResult {
     std::vector<float> out, slots;
 
-    void run(const quire::Kernels& kernels, const RandomRecurrent& recurrent, const std::vector<float>& in,
+    void compute(const quire::Kernels& kernels, const RandomRecurrent& recurrent, const std::vector<float>& in,
              const std::vector<int64_t>& run_rows, const std::vector<int64_t>& run_slots, int64_t chunk) {
         const quire::Recurrent& layer = recurrent.layer;
         const int64_t num_rows = run_rows.back(), num_runs = static_cast<int64_t>(run_slots.size());
@@ -449,23 +449,23 @@ struct RecurrentRun {
     }
 };
 
-// Several sequences in one step, in chunks, and each alone in two steps: equal bits, and other slots are unchanged.
+// Computes sequences in one step, in chunks, and each alone in two steps: bits are equal, other slots do not change.
 void test_recurrent(const quire::Kernels& kernels) {
     const RandomRecurrent recurrent(pick(1, 70), 1);
     const int64_t num_runs = pick(1, 4), in_size = recurrent.layer.in_size, out_size = recurrent.layer.out_size;
     std::vector<int64_t> run_rows = {0}, run_slots;
     for (int64_t run = 0; run < num_runs; ++run)
         run_rows.push_back(run_rows.back() + pick(1, 9)), run_slots.push_back(run + 1);
-    std::shuffle(run_slots.begin(), run_slots.end(), dice);
-    const std::vector<float> in = numbers<float>(static_cast<size_t>(run_rows.back() * in_size));
-    RecurrentRun whole, chunks;
+    std::shuffle(run_slots.begin(), run_slots.end(), rng);
+    const std::vector<float> in = random_normals<float>(static_cast<size_t>(run_rows.back() * in_size));
+    RecurrentResult whole, chunks;
     whole.slots.assign(static_cast<size_t>((num_runs + 1) * recurrent.slot_size), 0.0f);
     std::fill_n(whole.slots.begin(), recurrent.slot_size, NAN);  // slot 0 belongs to no sequence
     chunks.slots = whole.slots;
     const std::vector<float> before = whole.slots;
-    whole.run(kernels, recurrent, in, run_rows, run_slots, run_rows.back());
+    whole.compute(kernels, recurrent, in, run_rows, run_slots, run_rows.back());
     expect(all_finite(whole.out), "a recurrent layer", kernels.isa);
-    chunks.run(kernels, recurrent, in, run_rows, run_slots, pick(1, 5));
+    chunks.compute(kernels, recurrent, in, run_rows, run_slots, pick(1, 5));
     const auto is_same = [](const std::vector<float>& a, const std::vector<float>& b) {
         return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
     };
@@ -473,13 +473,13 @@ void test_recurrent(const quire::Kernels& kernels) {
            kernels.isa);
     for (size_t run = 0; run < static_cast<size_t>(num_runs); ++run) {
         const int64_t rows = run_rows[run + 1] - run_rows[run], split = pick(0, int(rows) - 1);
-        RecurrentRun alone;
+        RecurrentResult alone;
         std::vector<float> out;
         alone.slots = before;
         for (const auto& [first, end] : {std::pair{int64_t{0}, split}, std::pair{split, rows}}) {
             if (first == end) continue;
             const auto begin = in.begin() + (run_rows[run] + first) * in_size;
-            alone.run(kernels, recurrent, std::vector<float>(begin, begin + (end - first) * in_size), {0, end - first},
+            alone.compute(kernels, recurrent, std::vector<float>(begin, begin + (end - first) * in_size), {0, end - first},
                       {run_slots[run]}, pick(1, 9));
             out.insert(out.end(), alone.out.begin(), alone.out.end());
         }
@@ -487,24 +487,24 @@ void test_recurrent(const quire::Kernels& kernels) {
         const int64_t slot = run_slots[run] * recurrent.slot_size;
         expect(std::memcmp(out.data(), together, out.size() * 4) == 0 &&
                    std::equal(alone.slots.begin() + slot, alone.slots.begin() + slot + recurrent.slot_size,
-                              whole.slots.begin() + slot), "a recurrent layer in company", kernels.isa);
+                              whole.slots.begin() + slot), "a recurrent layer in a batch", kernels.isa);
         std::copy_n(before.begin() + slot, recurrent.slot_size, alone.slots.begin() + slot);
-        expect(is_same(alone.slots, before), "another's slot", kernels.isa);
+        expect(is_same(alone.slots, before), "a slot of another sequence", kernels.isa);
     }
-    std::vector<float> answers = numbers<float>(static_cast<size_t>(in_size)), gates = answers;
-    kernels.apply_output_gate(gates.data(), answers.data(), in_size);
-    for (size_t at = 0; at < answers.size(); ++at)
-        expect(std::abs(answers[at] - gates[at] / (1.0f + std::exp(-gates[at]))) < 1e-5f, "gated answers", kernels.isa);
+    std::vector<float> inputs = random_normals<float>(static_cast<size_t>(in_size)), gates = inputs;
+    kernels.apply_output_gate(gates.data(), inputs.data(), in_size);
+    for (size_t i = 0; i < inputs.size(); ++i)
+        expect(std::abs(inputs[i] - gates[i] / (1.0f + std::exp(-gates[i]))) < 1e-5f, "gated inputs", kernels.isa);
 }
 
 // Compares the chosen experts and their weights with an implementation by plain sorting.
-void test_choices() {
-    const int64_t count = pick(1, 12), used = pick(1, int(count)), rows = pick(1, 3);
+void test_expert_routing() {
+    const int64_t count = pick(1, 12), num_used = pick(1, int(count)), rows = pick(1, 3);
     quire::MoE mixture = {};
-    std::vector<float> scores = numbers<float>(static_cast<size_t>(rows * count)), bias = numbers<float>(size_t(count));
+    std::vector<float> scores = random_normals<float>(size_t(rows * count)), bias = random_normals<float>(size_t(count));
     if (pick(0, 2) == 0) std::fill(bias.begin(), bias.end(), 0.0f), scores[0] = scores.back();  // sometimes equal scores
-    const std::vector<float> scales = numbers<float>(static_cast<size_t>(count));
-    mixture.num_experts = count, mixture.num_used = used, mixture.is_sigmoid = pick(0, 1);
+    const std::vector<float> scales = random_normals<float>(static_cast<size_t>(count));
+    mixture.num_experts = count, mixture.num_used = num_used, mixture.is_sigmoid = pick(0, 1);
     mixture.selection_bias = pick(0, 2) == 0 ? nullptr : bias.data();
     mixture.expert_scales = pick(0, 1) ? nullptr : scales.data();
     mixture.softmax_over_all = pick(0, 1), mixture.denominator_eps = pick(0, 1) ? 0.0 : 1e-6, mixture.scale = pick(1, 3);
@@ -526,37 +526,37 @@ void test_choices() {
         std::stable_sort(experts.begin(), experts.end(),
                          [&](int32_t a, int32_t b) { return selection_score(a) > selection_score(b); });
         double total = mixture.denominator_eps;
-        for (int64_t i = 0; i < (mixture.softmax_over_all ? count : used); ++i) total += raw_weight(experts[size_t(i)]);
-        std::sort(experts.begin(), experts.begin() + used);
-        for (int64_t i = 0; i < used; ++i) {
+        for (int64_t i = 0; i < (mixture.softmax_over_all ? count : num_used); ++i) total += raw_weight(experts[size_t(i)]);
+        std::sort(experts.begin(), experts.begin() + num_used);
+        for (int64_t i = 0; i < num_used; ++i) {
             const int32_t expert = experts[size_t(i)];
             const double scale = mixture.expert_scales == nullptr ? 1.0 : double{scales[size_t(expert)]};
             const double weight = raw_weight(expert) / total * mixture.scale * scale;
-            expect(routing.experts[row * used + i] == expert, "a choice of experts", "every build");
-            expect(std::abs(routing.weights[row * used + i] - weight) < 1e-4 * (1.0 + std::abs(weight)),
-                   "what an expert counts", "every build");
+            expect(routing.experts[row * num_used + i] == expert, "a choice of experts", "every build");
+            expect(std::abs(routing.weights[row * num_used + i] - weight) < 1e-4 * (1.0 + std::abs(weight)),
+                   "an expert's weight", "every build");
         }
     }
 }
 
 // A packed weight of some layer with its memory: dense, or panels of some format.
-struct Packed {
+struct PackedLinear {
     std::vector<float> weight;
     std::unique_ptr<char, Free> bytes;
     quire::Linear linear;
 
-    // Panels have one of two formats and one of two arithmetics.
-    Packed(quire::Packing packing, int64_t num_out, int64_t num_in, int panels = pick(0, 3)) {
+    // `panel_variant`: bit 0 selects the format of panels, bit 1 the arithmetic.
+    PackedLinear(quire::Packing packing, int64_t num_out, int64_t num_in, int panel_variant = pick(0, 3)) {
         if (packing == quire::kPanels) {
-            pack_panels(num_out, num_in, panels % 2, panels / 2);
+            pack_panels(num_out, num_in, panel_variant % 2, panel_variant / 2);
             return;
         }
-        weight = numbers<float>(static_cast<size_t>(num_out * num_in));
-        const quire::MatmulKernels& products = quire::active_matmul(static_cast<quire::WeightType>(packing));
-        const size_t size = static_cast<size_t>(products.packed_bytes(num_out, num_in));
+        weight = random_normals<float>(static_cast<size_t>(num_out * num_in));
+        const quire::MatmulKernels& matmul = quire::active_matmul(static_cast<quire::WeightType>(packing));
+        const size_t size = static_cast<size_t>(matmul.packed_bytes(num_out, num_in));
         bytes.reset(static_cast<char*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
         for (float& one : weight) one *= 0.1f;
-        products.pack({weight.data(), num_out, num_in, bytes.get(), 2});
+        matmul.pack({weight.data(), num_out, num_in, bytes.get(), 2});
         linear = {packing, 0, 0, 0, bytes.get(), nullptr, num_in, num_out};
     }
 
@@ -571,16 +571,16 @@ struct Packed {
 
 // The weights of a layer, with a random choice of the features of model families.
 struct RandomLayer {
-    std::vector<Packed> packed, experts;
+    std::vector<PackedLinear> packed, experts;
     std::vector<quire::Linear> gate_up, down;
     std::unique_ptr<RandomRecurrent> recurrent;  // instead of attention, or null
     quire::Layer layer = {};
 
     // `is_shared`: the second layer uses the keys and values of the first.
-    RandomLayer(quire::Packing type, const quire::ForwardCall& call, int64_t kv_heads, int64_t head, int64_t wide,
+    RandomLayer(quire::Packing type, const quire::ForwardCall& call, int64_t kv_heads, int64_t head_size, int64_t mlp_size,
               const float* ones, bool is_shared, int64_t number) {
         const bool shares = is_shared && number == 1;
-        const int64_t hidden = call.hidden_size, query = call.num_heads * head, kv = kv_heads * head;
+        const int64_t hidden = call.hidden_size, query = call.num_heads * head_size, kv = kv_heads * head_size;
         const auto some = [ones] { return pick(0, 1) ? ones : nullptr; };
         const bool has_mixture = pick(0, 1), has_dense = !has_mixture || pick(0, 1), has_values = pick(0, 2) > 0;
         const auto linear = [&](int64_t num_out, int64_t num_in) {
@@ -601,32 +601,32 @@ struct RandomLayer {
             layer.out = linear(hidden, query);
         }
         if (has_dense) {
-            layer.gate_up[0] = linear(wide, hidden), layer.gate_up[1] = linear(wide, hidden);
-            layer.down = linear(hidden, wide);
+            layer.gate_up[0] = linear(mlp_size, hidden), layer.gate_up[1] = linear(mlp_size, hidden);
+            layer.down = linear(hidden, mlp_size);
         }
-        if (has_mixture) add_experts(type, hidden, wide, ones);
+        if (has_mixture) add_experts(type, hidden, mlp_size, ones);
         if (call.per_layer_size > 0)
             layer.per_layer = {linear(call.per_layer_size, hidden), linear(hidden, call.per_layer_size), some()};
         layer.window = pick(0, 1) ? -1 : pick(1, 9);
-        layer.num_kv_heads = kv_heads, layer.head_size = head, layer.intermediate_size = has_dense ? wide : 0;
+        layer.num_kv_heads = kv_heads, layer.head_size = head_size, layer.intermediate_size = has_dense ? mlp_size : 0;
         layer.has_kv = !shares, layer.has_values = has_values, layer.rope = number, layer.number = number;
         const int64_t kind = pick(0, 2);
-        layer.query_span = kind == 0 ? 0 : kind == 1 ? head : query;
-        layer.key_span = kind == 0 ? 0 : kind == 1 ? head : kv;
+        layer.query_span = kind == 0 ? 0 : kind == 1 ? head_size : query;
+        layer.key_span = kind == 0 ? 0 : kind == 1 ? head_size : kv;
         layer.scale = pick(0, 1) ? 1.0 : 0.5;
     }
 
-    void add_experts(quire::Packing type, int64_t hidden, int64_t wide, const float* ones) {
+    void add_experts(quire::Packing type, int64_t hidden, int64_t mlp_size, const float* ones) {
         const auto some = [ones] { return pick(0, 1) ? ones : nullptr; };
-        const int64_t count = pick(1, 9), used = pick(1, int(count));
-        const int panels = pick(0, 3);
-        for (int64_t at = 0; at < 3 * count; ++at)
-            experts.emplace_back(type, at % 3 < 2 ? wide : hidden, at % 3 < 2 ? hidden : wide, panels);
-        for (int64_t at = 0; at < 3 * count; ++at)
-            (at % 3 < 2 ? gate_up : down).push_back(experts[static_cast<size_t>(at)].linear);
+        const int64_t count = pick(1, 9), num_used = pick(1, int(count));
+        const int panel_variant = pick(0, 3);
+        for (int64_t i = 0; i < 3 * count; ++i)
+            experts.emplace_back(type, i % 3 < 2 ? mlp_size : hidden, i % 3 < 2 ? hidden : mlp_size, panel_variant);
+        for (int64_t i = 0; i < 3 * count; ++i)
+            (i % 3 < 2 ? gate_up : down).push_back(experts[static_cast<size_t>(i)].linear);
         packed.emplace_back(quire::kFloat32, count, hidden);
         layer.mixture = {packed.back().linear, some(), some(), some(), some(), some(), gate_up.data(), down.data(),
-                         count, used, wide, pick(0, 1), pick(0, 1), some(), some(), 1e-6, 1.5};
+                         count, num_used, mlp_size, pick(0, 1), pick(0, 1), some(), some(), 1e-6, 1.5};
     }
 };
 
@@ -636,18 +636,18 @@ void test_decoder() {
     quire::ForwardCall call = {};
     const int64_t heads = call.num_heads = 4, rows = pick(1, 16), block = 16;
     const int64_t hidden = call.hidden_size = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
-    const int64_t wide = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
+    const int64_t mlp_size = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
     const int64_t per_layer = call.per_layer_size = pick(0, 1) ? 0 : type == quire::kPanels ? 32 : pick(10, 40);
     const bool is_shared = pick(0, 2) == 0;
     const int64_t kv_heads[] = {2, is_shared ? 2 : 1}, first_head = 8 * pick(4, 8);
-    const int64_t head[] = {first_head, is_shared ? first_head : 8 * pick(4, 8)};
-    const int64_t max_head = std::max(head[0], head[1]), query = heads * max_head, kv = 2 * max_head;
-    auto floats = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
+    const int64_t head_sizes[] = {first_head, is_shared ? first_head : 8 * pick(4, 8)};
+    const int64_t max_head = std::max(head_sizes[0], head_sizes[1]), query = heads * max_head, kv = 2 * max_head;
+    auto floats = [](int64_t count) { return random_normals<float>(static_cast<size_t>(count)); };
     const std::vector<float> ones = floats(std::max({hidden, query, per_layer, int64_t{9}}));
     std::vector<RandomLayer> random_layers;
     std::vector<quire::Layer> layers;
     for (int64_t i = 0; i < 2; ++i)
-        random_layers.emplace_back(type, call, kv_heads[i], head[i], wide, ones.data(), is_shared, i);
+        random_layers.emplace_back(type, call, kv_heads[i], head_sizes[i], mlp_size, ones.data(), is_shared, i);
     int64_t slot_size = 0, max_in = 2 * query + 2 * kv, max_out = query, max_channels = 0, max_heads = 0;
     for (RandomLayer& layer : random_layers) {
         quire::Recurrent& state = layer.layer.recurrent;
@@ -658,8 +658,8 @@ void test_decoder() {
         }
         layers.push_back(layer.layer);
     }
-    const int64_t vocabulary = pick(2, 50), num_wanted = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_wanted));
-    std::vector<Packed> packed;
+    const int64_t vocabulary = pick(2, 50), num_logit_rows = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_logit_rows));
+    std::vector<PackedLinear> packed;
     packed.emplace_back(type, vocabulary, hidden);
     packed.emplace_back(type, vocabulary, hidden);
     if (per_layer > 0) {
@@ -669,23 +669,23 @@ void test_decoder() {
         call.per_layer_norm = ones.data();
         call.per_layer_scale = 2.0, call.projection_scale = 0.5, call.per_layer_sum_scale = 0.7;
     }
-    std::vector<std::vector<float>> stored(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
-    std::vector<quire::LayerStore> stores;
+    std::vector<std::vector<float>> kv_buffers(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
+    std::vector<quire::LayerStore> layer_stores;
     for (size_t i = 0; i < 2; ++i) {
-        const size_t recurrent = is_shared ? 0 : 2 * i;
-        const int64_t stride = kv_heads[i] * head[i] * block;
-        stores.push_back({stored[recurrent].data(), stored[recurrent + 1].data(), stride, stride});
+        const size_t key_index = is_shared ? 0 : 2 * i;
+        const int64_t stride = kv_heads[i] * head_sizes[i] * block;
+        layer_stores.push_back({kv_buffers[key_index].data(), kv_buffers[key_index + 1].data(), stride, stride});
     }
     const std::vector<float> frequencies = floats(max_head / 2);
-    const std::vector<quire::RopeRule> ropes = {{frequencies.data(), 1.0, head[0], 0},
-                                                {frequencies.data(), 1.5, head[1], head[0]}};
-    std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, wanted;
+    const std::vector<quire::RopeRule> ropes = {{frequencies.data(), 1.0, head_sizes[0], 0},
+                                                {frequencies.data(), 1.5, head_sizes[1], head_sizes[0]}};
+    std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, logit_rows;
     for (int64_t row = 0; row < rows; ++row) slots.push_back(row), tokens.push_back(pick(0, int(vocabulary) - 1));
-    for (int64_t i = 0; i < num_wanted; ++i) wanted.push_back(pick(0, int(rows) - 1));
-    std::vector<int64_t> needed;  // all rows, or wanted rows and possibly others
-    const bool is_every_needed = pick(0, 1);
+    for (int64_t i = 0; i < num_logit_rows; ++i) logit_rows.push_back(pick(0, int(rows) - 1));
+    std::vector<int64_t> last_rows;  // all rows, or the rows with logits and possibly others
+    const bool needs_all = pick(0, 1);
     for (int64_t row = 0; row < rows; ++row)
-        if (is_every_needed || pick(0, 3) == 0 || std::count(wanted.begin(), wanted.end(), row)) needed.push_back(row);
+        if (needs_all || pick(0, 3) == 0 || std::count(logit_rows.begin(), logit_rows.end(), row)) last_rows.push_back(row);
     const int64_t border = pick(0, int(rows) - 1);  // between two sequences, if it is not the first row
     std::vector<int64_t> run_rows = {0, rows};
     const std::vector<int64_t> run_slots = {2, 1};
@@ -698,13 +698,13 @@ void test_decoder() {
     const int64_t max_group_size = is_shared ? 2 : 4;
     const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block),
                                                 int(max_group_size), members.data(), tiles.data());
-    const int64_t chunk = 3 < rows ? 3 : rows, angles = head[0] + head[1], gated_size = std::max(wide, per_layer);
-    std::vector<float> residual = floats(rows * hidden), out(residual.size()), added(residual.size());
-    std::vector<float> cos = floats(rows * angles), sin = floats(rows * angles), picked = floats(num_wanted * hidden);
-    std::vector<float> logits(static_cast<size_t>(num_wanted * vocabulary), NAN);
+    const int64_t chunk = 3 < rows ? 3 : rows, angles = head_sizes[0] + head_sizes[1], gated_size = std::max(mlp_size, per_layer);
+    std::vector<float> residual = floats(rows * hidden), out(residual.size()), delta(residual.size());
+    std::vector<float> cos = floats(rows * angles), sin = floats(rows * angles), logit_inputs = floats(num_logit_rows * hidden);
+    std::vector<float> logits(static_cast<size_t>(num_logit_rows * vocabulary), NAN);
     std::vector<int64_t> argmax_tokens(static_cast<size_t>(num_sampled), -1);
     std::vector<uint8_t> are_logits_finite(static_cast<size_t>(num_sampled));
-    std::vector<float> queries = floats(rows * query), answers(size_t(rows * max_out)), qkv = floats(chunk * max_in);
+    std::vector<float> queries = floats(rows * query), attention_out(size_t(rows * max_out)), qkv = floats(chunk * max_in);
     std::vector<float> gates = floats(rows * query), mixed = floats(chunk * max_channels);
     std::vector<float> rates = floats(chunk * 2 * max_heads);
     std::vector<float> gate_up = floats(chunk * 2 * gated_size), gated = floats(chunk * gated_size);
@@ -712,7 +712,7 @@ void test_decoder() {
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
     std::vector<double> seconds(quire::kScan + 1);
     call.embedding = packed[0].linear, call.head = packed[1].linear;
-    call.layers = layers.data(), call.stores = stores.data(), call.ropes = ropes.data();
+    call.layers = layers.data(), call.stores = layer_stores.data(), call.ropes = ropes.data();
     call.num_layers = call.num_all_layers = call.num_ropes = 2, call.norm = ones.data();
     call.eps = 1e-5, call.scale = 0.2, call.softcap = pick(0, 1) ? 0.0 : 9.0;
     call.embedding_scale = pick(0, 1) ? 1.0 : 2.0, call.added_scale = pick(0, 1) ? 1.0 : 0.5;
@@ -721,17 +721,17 @@ void test_decoder() {
     call.angles_size = angles, call.max_head_size = max_head, call.max_group_size = max_group_size;
     call.kv_type = 0, call.block_size = block;
     call.tokens = tokens.data(), call.positions = slots.data(), call.blocks = blocks.data(), call.slots = slots.data();
-    call.tables = &table, call.members = members.data(), call.tiles = tiles.data(), call.wanted = wanted.data();
-    call.needed = needed.data(), call.num_needed = static_cast<int64_t>(needed.size());
-    call.num_tiles = num_tiles, call.num_rows = rows, call.num_wanted = num_wanted, call.num_sampled = num_sampled;
+    call.tables = &table, call.members = members.data(), call.tiles = tiles.data(), call.wanted = logit_rows.data();
+    call.needed = last_rows.data(), call.num_needed = static_cast<int64_t>(last_rows.size());
+    call.num_tiles = num_tiles, call.num_rows = rows, call.num_wanted = num_logit_rows, call.num_sampled = num_sampled;
     call.num_threads = 2;
     call.states = states.data(), call.slot_size = slot_size, call.run_rows = run_rows.data();
     call.run_slots = run_slots.data(), call.num_runs = static_cast<int64_t>(run_rows.size()) - 1;
     call.gates = gates.data(), call.mixed = mixed.data(), call.rates = rates.data();
     call.hidden = out.data(), call.logits = logits.data(), call.argmax_tokens = argmax_tokens.data();
     call.are_logits_finite = are_logits_finite.data(), call.is_finite = is_finite.data();
-    call.residual = residual.data(), call.added = added.data(), call.queries = queries.data();
-    call.answers = answers.data(), call.cos = cos.data(), call.sin = sin.data(), call.picked = picked.data();
+    call.residual = residual.data(), call.added = delta.data(), call.queries = queries.data();
+    call.answers = attention_out.data(), call.cos = cos.data(), call.sin = sin.data(), call.picked = logit_inputs.data();
     call.query_scales = query_scales.data(), call.per_layer = per_layers.data();
     call.qkv = qkv.data(), call.gate_up = gate_up.data(), call.gated = gated.data(), call.chunk_rows = 3;
     call.seconds = pick(0, 1) ? seconds.data() : nullptr;
@@ -741,7 +741,7 @@ void test_decoder() {
     for (int64_t i = 0; i < num_sampled; ++i) {
         const float* row = logits.data() + i * vocabulary;
         const bool is_first = std::max_element(row, row + vocabulary) - row == argmax_tokens[static_cast<size_t>(i)];
-        expect(is_first && are_logits_finite[static_cast<size_t>(i)] == 1, "the argmax_tokens token", "every build");
+        expect(is_first && are_logits_finite[static_cast<size_t>(i)] == 1, "the argmax token", "every build");
     }
     tokens[0] = vocabulary;
     bool is_refused = false;
@@ -770,7 +770,7 @@ std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPa
 void test_panels(const quire::Kernels& kernels, quire::Format format) {
     const PackedPanels weight(PackedPanels::any_shape(format));
     const int num_rows = pick(1, pick(0, 3) ? 20 : 250);
-    const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows * weight.shape.num_in));
+    const std::vector<float> rows = random_normals<float>(static_cast<size_t>(num_rows * weight.shape.num_in));
     const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
     for (const auto arithmetic : {quire::ComputeType::floating, quire::ComputeType::integer}) {
         if (arithmetic == quire::ComputeType::integer && !quire::is_coded(format)) continue;
@@ -778,11 +778,11 @@ void test_panels(const quire::Kernels& kernels, quire::Format format) {
         const std::vector<float> part = multiply_panels(kernels, weight, rows, first, count, arithmetic);
         expect(all_finite(all), "a product of panels", kernels.isa);
         expect(std::memcmp(&all[static_cast<size_t>(first * weight.shape.num_out)], part.data(), part.size() * 4) == 0,
-               "a product of panels in company", kernels.isa);
+               "a product of panels in a batch", kernels.isa);
         if (arithmetic == quire::ComputeType::integer) {
             const quire::Kernels& base = *quire::kernels_named("portable");
             const std::vector<float> portable = multiply_panels(base, weight, rows, 0, num_rows, arithmetic);
-            expect(std::memcmp(all.data(), portable.data(), all.size() * 4) == 0, "integers", kernels.isa);
+            expect(std::memcmp(all.data(), portable.data(), all.size() * 4) == 0, "portable integers", kernels.isa);
         }
     }
     std::vector<int64_t> outputs = {pick(0, static_cast<int>(weight.shape.num_out) - 1)};
@@ -796,21 +796,21 @@ void test_panels(const quire::Kernels& kernels, quire::Format format) {
 
 int main() {
     for (int round = 0; round < 60; ++round) {
-        if (round % 4 == 0) test_draws();
-        test_choices();
+        if (round % 4 == 0) test_sampling();
+        test_expert_routing();
         test_decoder();
     }
-    std::printf("draws and layers: clean\n");
+    std::printf("sampling and layers: clean\n");
     for (const char* isa : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neondot"}) {
         const quire::Kernels* kernels = quire::kernels_named(isa);
         if (kernels == nullptr) continue;
         for (int round = 0; round < 15; ++round) {
             test_attention(*kernels);
             test_rope(*kernels);
-            test_rows(*kernels);
+            test_rowwise_kernels(*kernels);
             for (int time = 0; time < 4; ++time) test_recurrent(*kernels);
-            test_products(*kernels->float32, isa, kRounded32);
-            test_products(*kernels->bfloat16, isa, kRounded16);
+            test_products(*kernels->float32, isa, kFloat32Tolerance);
+            test_products(*kernels->bfloat16, isa, kBfloat16Tolerance);
             for (int format = 0; format < static_cast<int>(quire::Format::count); ++format)
                 test_panels(*kernels, static_cast<quire::Format>(format));
         }
@@ -818,7 +818,7 @@ int main() {
     }
     if (quire::has_amx()) {
         for (int round = 0; round < 15; ++round)
-            test_products(quire::active_matmul(quire::WeightType::bfloat16), "amx", kRounded16);
+            test_products(quire::active_matmul(quire::WeightType::bfloat16), "amx", kBfloat16Tolerance);
         std::printf("amx: clean\n");
     }
     return 0;

@@ -52,20 +52,20 @@ def random_value(random: Random, depth: int = 0) -> Any:
 
 def random_answer(random: Random) -> tuple[AnswerFormat, str]:
     """A format, and a random answer in it."""
-    form = FORMATS[random.choice([*FORMATS])]
+    fmt = FORMATS[random.choice([*FORMATS])]
     plain = "ab ,:\n"
     thought, text = random_text(random, plain).strip(), random_text(random, plain).strip()
-    names = random.sample(["get", "put", "mcp__a-b"], 1 if form.call_separator is None else random.randrange(1, 4))
+    names = random.sample(["get", "put", "mcp__a-b"], 1 if fmt.call_separator is None else random.randrange(1, 4))
     calls = [
         Call(name, {key: random_value(random) for key in ("a", "some_key")[: random.randrange(3)]}) for name in names
     ]
-    if form.tagged is not None:
+    if fmt.tagged is not None:
         calls = [Call(call.name, {key: _clean(value) for key, value in call.arguments.items()}) for call in calls]
     keys = {call.name: frozenset(key for key, arg in call.arguments.items() if isinstance(arg, str)) for call in calls}
     answer = f"<think>\n{thought}\n</think>\n\n" if thought else ""
-    answer += text + "\n" if text and form.marker else ""
-    answer += written(form, calls) if random.random() < 0.8 else ""
-    return AnswerFormat(reasoning=THOUGHTS, tools=form, text_keys=keys), answer
+    answer += text + "\n" if text and fmt.marker else ""
+    answer += written(fmt, calls) if random.random() < 0.8 else ""
+    return AnswerFormat(reasoning=THOUGHTS, tools=fmt, text_keys=keys), answer
 
 
 def _clean(value: Any) -> Any:  # tagged formats cannot quote a "<"

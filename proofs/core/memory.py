@@ -374,7 +374,7 @@ def state_miss(space: Namespace, prompt: list[int], random: Random) -> tuple[Div
     table, num_full = memory.open(space), len(prompt) // space.block_size
     num_computed = random.randrange(num_full) * space.block_size
     if num_computed:
-        memory.reserve(table, prompt, num_computed, keep=StateCheckpoint.PINNED)
+        memory.reserve(table, prompt, num_computed, keep=StateCheckpoint.DURABLE)
         memory.commit(table, num_computed)
     memory.reserve(table, prompt, len(prompt) - num_computed)
     memory.commit(table, len(prompt) - num_computed)

@@ -17,7 +17,7 @@ from quire.backends.cpu.formats.safetensors_source import SCHEMES
 from quire.backends.cpu.formats.source import Source
 from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.kernels.large_pages import Arena
-from tests.support.models.gguf_blocks import SCALES_AT, numbers_of, panel_product, random_rows
+from tests.support.models.gguf_blocks import SCALES_AT, dequantize, panel_product, random_rows
 
 BOUND = 1e-5
 WIDENED = tuple(sorted(set(SCALES_AT) - GGUF_NAMES))
@@ -51,7 +51,7 @@ def _gguf_weights(dice: np.random.Generator, names: Sequence[str]) -> Iterator[t
     for name in names:
         num_out, num_in = _shape(dice)
         rows = random_rows(name, num_out, num_in, dice)
-        yield name.lower(), gguf_source(name, rows, num_in), numbers_of(name, rows).astype(np.float64)
+        yield name.lower(), gguf_source(name, rows, num_in), dequantize(name, rows).astype(np.float64)
 
 
 def _scheme_weights(dice: np.random.Generator) -> Iterator[tuple[str, Source, Doubles]]:

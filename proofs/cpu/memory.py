@@ -1,4 +1,4 @@
-"""Memory of the 8B model: no weights are written to disk, they are in memory once, and the first answer comes soon.
+"""Memory of the 8B model: no weights are written to disk, memory has only one copy, and the first answer comes soon.
 
 A server is started with the 8B file, which is in the page cache. Its memory is read from /proc, and the files that it
 writes are found in the cache folder.
@@ -15,7 +15,7 @@ from proofs.cpu.install import GIB, bytes_in, held_bytes, served
 from proofs.framework.proof import Proof, section
 from quire.checkpoints import cache_folder
 
-SHARE, OTHER_BYTES = 1.15, int(0.4 * GIB)
+MAX_RATIO, OVERHEAD_BYTES = 1.15, int(0.4 * GIB)  # of weights to file size; of everything else
 KV_FLAGS = ("--memory", "8GiB", "--max-model-len", "256", "--max-running", "2")
 """A context so short that the KV cache is negligible beside the weights."""
 SMALL_BYTES = 64 << 20
@@ -38,8 +38,8 @@ def large(proof: Proof) -> None:
     proof.report("cache_grown_mb", written / 1e6, "including config and tokenizer")
     new_sizes = [num_bytes for path, num_bytes in _weight_files().items() if path not in old_files]
     proof.equals("disk_written", sum(new_sizes), 0, "bytes of weights")
-    proof.at_most("memory_share_8b", (memory_bytes - OTHER_BYTES) / size, SHARE, "without 0.4 GiB for everything else")
-    proof.at_most("load_s_8b", first_s, 15, "until the end of an answer of eight tokens, with a cached file")
+    proof.at_most("memory_share_8b", (memory_bytes - OVERHEAD_BYTES) / size, MAX_RATIO, "without 0.4 GiB of overhead")
+    proof.at_most("load_s_8b", first_s, 15, "until the end of an answer of eight tokens, file in the page cache")
     proof.report("ready_s_8b", server.ready_s)
 
 

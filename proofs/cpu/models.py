@@ -66,7 +66,7 @@ def _tensors(type_name: str, num_tokens: int, dice: np.random.Generator) -> Iter
 
 def kinds() -> list[tuple[str, Arithmetic]]:
     """The GGUF formats with their arithmetics."""
-    return [(name, kind) for name, form in FORMATS.items() if not form.has_group for kind in form.arithmetics]
+    return [(name, kind) for name, fmt in FORMATS.items() if not fmt.has_group for kind in fmt.arithmetics]
 
 
 def compare_circumstances(

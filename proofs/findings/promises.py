@@ -1,7 +1,7 @@
 """A promise of the README: the server gives the right reason why a prompt missed the prefix cache.
 
-The row `explain_wrong` counts wrong reasons. We construct cache misses in a real `quire serve` with a small pool, two
-models and two tenants, and compare the reasons from `/v1/cache/explain`, and from requests with `cache_explain`.
+The result `explain_wrong` counts wrong reasons. We construct misses in a real `quire serve` with a small pool, two
+models and two tenants, and check the reasons from `/v1/cache/explain` and from requests with `cache_explain`.
 """
 
 import json
@@ -26,10 +26,10 @@ BLOCK = 32
 NUM_BLOCKS = 64
 """Four sequences of 512 tokens: what the server below has room for."""
 SLOW_TOKEN = 251
-"""A step with this token is slow, so that there is time to ask about its prompt."""
+"""A step with this token is slow, so that its prompt can be explained while it is computed."""
 SIZES = ("--memory", "1GiB", "--max-model-len", "512", "--max-running", "4", "--max-step-tokens", "64")
-FAULTS = {"QUIRE_TESTING": "1", "QUIRE_FAULTS": json.dumps([{"kind": "slow", "token": SLOW_TOKEN, "by": 150.0}])}
-PATIENCE_S = 120.0
+FAULTS = {"QUIRE_TESTING": "1", "QUIRE_FAULTS": json.dumps([{"kind": "slow", "token": SLOW_TOKEN, "by": 150.0}])}  # ms
+TIMEOUT_S = 120.0
 
 
 # -- expected reasons --------------------------------------------------------------------------------------------------
@@ -52,23 +52,23 @@ class Misses:
     server: Server
     own_key: str
     other_key: str
-    dice: Random
+    random: Random
     wrong: Counter[str] = field(default_factory=Counter)
     num_constructed: Counter[str] = field(default_factory=Counter)
 
     def tokens(self, count: int) -> list[int]:
-        return [self.dice.randrange(10, 250) for _ in range(count)]
+        return [self.random.randrange(10, 250) for _ in range(count)]
 
     def different(self, token: int) -> int:
         """A random token that is not this one."""
-        return 10 + (token - 10 + self.dice.randrange(1, 240)) % 240
+        return 10 + (token - 10 + self.random.randrange(1, 240)) % 240
 
     def run(self, prompt: list[int], model: str = "one", **more: Any) -> Any:
         body = {"model": model, "prompt": prompt, "max_tokens": 1, **more}
         return self._post("/v1/completions", body, self.own_key)
 
     def _post(self, path: str, body: Any, key: str) -> Any:
-        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=TIMEOUT_S)
         try:
             connection.request("POST", path, json.dumps(body), {"x-api-key": key, "content-type": "application/json"})
             response = connection.getresponse()
@@ -91,45 +91,45 @@ class Misses:
 
     def cached_prefix(self) -> list[int]:
         """Cache up to three whole blocks, and return their tokens."""
-        tokens = self.tokens(BLOCK * self.dice.randrange(4))
+        tokens = self.tokens(BLOCK * self.random.randrange(4))
         if tokens:
             self.run([*tokens, 5])
         return tokens
 
-    # Each of these methods, named after a reason, constructs a miss and returns the expected explanation.
+    # Each method, named after a reason (`anothers`: another tenant's), makes a miss; it returns the right explanation.
 
     def too_short(self) -> Expected:
         prefix = self.cached_prefix()
-        return Expected([*prefix, *self.tokens(self.dice.randint(1, BLOCK))], "too_short", len(prefix))
+        return Expected([*prefix, *self.tokens(self.random.randint(1, BLOCK))], "too_short", len(prefix))
 
     def evicted(self) -> Expected:
-        prefix, lost = self.cached_prefix(), self.tokens(BLOCK * self.dice.randint(1, 3))
+        prefix, lost = self.cached_prefix(), self.tokens(BLOCK * self.random.randint(1, 3))
         self.run([*prefix, *lost, 5])
         self.flush(prefix)
         return Expected([*prefix, *lost, 5], "evicted", len(prefix))
 
     def diverged(self) -> Expected:
         prefix, block = self.cached_prefix(), self.tokens(BLOCK)
-        shared = self.dice.randint(1, BLOCK - 1)
-        for i in {shared, self.dice.randint(0, shared)}:
+        shared = self.random.randint(1, BLOCK - 1)
+        for i in {shared, self.random.randint(0, shared)}:
             self.run([*prefix, *block[:i], self.different(block[i]), *self.tokens(BLOCK - i)])
-        prompt = [*prefix, *block, *self.tokens(self.dice.randint(1, 60))]
+        prompt = [*prefix, *block, *self.tokens(self.random.randint(1, 60))]
         return Expected(prompt, "diverged", len(prefix), len(prefix) + shared)
 
     def first_seen(self) -> Expected:
         prefix, block = self.cached_prefix(), self.tokens(BLOCK)
-        if prefix and self.dice.random() < 0.5:
+        if prefix and self.random.random() < 0.5:
             self.run([*prefix, self.different(block[0]), *block[1:], 5])
         return Expected([*prefix, *block, 5], "first_seen", len(prefix))
 
     def other_namespace(self) -> Expected:
-        prompt = self.tokens(BLOCK * self.dice.randint(1, 4) + 1)
+        prompt = self.tokens(BLOCK * self.random.randint(1, 4) + 1)
         self.run(prompt, "two")
         return Expected(prompt, "other_namespace")
 
     def anothers(self) -> Expected:
-        """A prompt that one tenant has sent must look as first seen to another tenant."""
-        return Expected(self.dice.choice((self.diverged, self.evicted, self.first_seen))().prompt, "first_seen")
+        """A prompt that one tenant has sent must be reported as first_seen to another tenant."""
+        return Expected(self.random.choice((self.diverged, self.evicted, self.first_seen))().prompt, "first_seen")
 
     # -- explanations of the server ------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Misses:
         prompt = [SLOW_TOKEN if i % BLOCK == 1 else token for i, token in enumerate(self.tokens(480))]
         old_reason = self.explain(prompt)["reason"]  # by chance, its first tokens may be those of another prompt
         with self.running(prompt):
-            deadline_s = time.monotonic() + PATIENCE_S
+            deadline_s = time.monotonic() + TIMEOUT_S
             while (explanation := self.explain(prompt))["reason"] == old_reason and not explanation["cached_tokens"]:
                 if time.monotonic() > deadline_s:
                     break
@@ -184,8 +184,8 @@ class Misses:
 
     @contextmanager
     def running(self, prompt: list[int]) -> Iterator[None]:
-        """Compute this prompt while the block runs, then cancel it by disconnecting."""
-        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+        """Compute this prompt while the `with` statement runs, then cancel it by disconnecting."""
+        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=TIMEOUT_S)
         body = {"model": "one", "prompt": prompt, "max_tokens": 1}
         headers = {"x-api-key": self.own_key, "content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
@@ -208,8 +208,8 @@ def misses_explained(proof: Proof) -> None:
         own_key, other_key = add_key(keys, "mine"), add_key(keys, "theirs")
         tiny = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
         models = [str(make_directory(folder / model, tiny=tiny)) for model in ("one", "two")]
-        words = (*models, *SIZES, "--threads", "1", "--keys-file", str(keys))
-        with started(folder, *words, module="quire serve", environment=FAULTS) as server:
+        arguments = (*models, *SIZES, "--threads", "1", "--keys-file", str(keys))
+        with started(folder, *arguments, module="quire serve", environment=FAULTS) as server:
             misses = Misses(server, own_key, other_key, Random(seed))
             for number in range(count):
                 misses.judge(KINDS[number % len(KINDS)])

@@ -39,7 +39,7 @@ from quire.errors import QuireError
 from quire.fleet.openai.stream import MAX_LINE_BYTES, OpenAIStream
 from quire.http_client import SseReader
 from quire.text.chat.canonical import TemplateSupport, canonical
-from quire.text.chat.changing_text import fold
+from quire.text.chat.changing_text import line_pattern
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.prompt_parts import char_spans
 from quire.text.chat.rendering.marked_text import concat, mark
@@ -119,11 +119,11 @@ def _ratio(reading: Reading, size: int, num_runs: int) -> float:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _answer(form: AnswerFormat, start: str, piece: str, size: int) -> Work:
+def _answer(fmt: AnswerFormat, start: str, piece: str, size: int) -> Work:
     pieces = [start, *[piece] * (size // len(piece))]
 
     def read() -> None:
-        reader = AnswerReader(form, str)
+        reader = AnswerReader(fmt, str)
         for text in pieces:
             reader.push(text)
         reader.finish()
@@ -150,8 +150,8 @@ ANSWERS: Mapping[str, tuple[AnswerFormat, str, str]] = {
     "call_backslashes": (AnswerFormat(tools=HERMES), '<tool_call>\n{"name": "f", "arguments": {"a": "', "\\\\"),
     "calls": (AnswerFormat(tools=HERMES), "", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'),
 }  # fmt: skip
-for _name, (_form, _start, _piece) in ANSWERS.items():
-    _reads(f"answer_{_name}")(lambda size, f=_form, s=_start, p=_piece: _answer(f, s, p, size))  # type: ignore[misc]
+for _name, (_fmt, _start, _piece) in ANSWERS.items():
+    _reads(f"answer_{_name}")(lambda size, f=_fmt, s=_start, p=_piece: _answer(f, s, p, size))  # type: ignore[misc]
 
 
 @_reads("stop_strings")
@@ -408,7 +408,7 @@ def _stable_prefix(size: int) -> Work:
 @_reads("fold")
 def _fold(size: int) -> Work:
     line = "1-a" * 170
-    return lambda: [fold(line) for _ in range(size // 510)]
+    return lambda: [line_pattern(line) for _ in range(size // 510)]
 
 
 @_reads("prefix_guard", max_bytes=1 << 18)

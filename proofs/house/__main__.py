@@ -23,8 +23,7 @@ from proofs.house import coupling, docstrings, measures, way_in
 from proofs.house.worker_probe import REPORT
 from quire.config import SETTINGS, ModelSettings
 from quire.core.events import Finished, RequestEvent
-from quire.core.request import Request
-from quire.core.request import ResolvedSampling as CoreParams
+from quire.core.request import Request, ResolvedSampling
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.worker.messages import Open
 from quire.worker.parent.supervisor import Supervisor
@@ -188,7 +187,7 @@ async def modules_of_a_worker() -> list[str]:
         supervisor = Supervisor(plan, on_events, on_failure)
         ready = await supervisor.start()
         try:
-            params, namespace = CoreParams(max_tokens=4), ready.info.namespace("house")
+            params, namespace = ResolvedSampling(max_tokens=4), ready.info.namespace("house")
             supervisor.submit(Request("a", (5, 6, 7), namespace, 0.0, params))
             await finished
         finally:

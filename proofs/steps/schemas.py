@@ -43,10 +43,10 @@ def bounded_schema(part: Any) -> Any:
         return part
     literals = ("enum", "const", "required")
     bounded = {name: value if name in literals else bounded_schema(value) for name, value in part.items()}
-    kinds, form = part.get("type"), part.get("format")
+    kinds, fmt = part.get("type"), part.get("format")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "string" in kinds and not {"maxLength", "pattern", "enum", "const"} & part.keys() and form not in SHORT_FORMATS:
-        bounded["maxLength"] = LONG_FORMATS.get(str(form), MAX_LENGTH)
+    if "string" in kinds and not {"maxLength", "pattern", "enum", "const"} & part.keys() and fmt not in SHORT_FORMATS:
+        bounded["maxLength"] = LONG_FORMATS.get(str(fmt), MAX_LENGTH)
     if "array" in kinds and not {"maxItems", "prefixItems"} & part.keys():
         bounded["maxItems"] = max(MAX_ITEMS, part.get("minItems", 0))
     return bounded

@@ -31,8 +31,8 @@ class Broken(WatchedRunner):
                 plan = changed(plan, slot_copies=())
             case "copies in reverse":
                 plan = changed(plan, slot_copies=plan.slot_copies[::-1])
-            case "keeps first":
-                plan = changed(plan, slot_copies=(*plan.slot_copies, *plan.keeps), keeps=())
+            case "cached states first":
+                plan = changed(plan, slot_copies=(*plan.slot_copies, *plan.cache_copies), cache_copies=())
             case "one slot":
                 items = tuple(changed(item, state_slot=1) for item in plan.items)
                 plan = changed(plan, items=items)
@@ -43,7 +43,7 @@ def test_the_oracle_passes() -> None:
     assert len(check_states(lambda: OracleRunner(CAPACITY))) == len(CHECKS)
 
 
-@pytest.mark.parametrize("change", ["no copies", "copies in reverse", "keeps first", "one slot"])
+@pytest.mark.parametrize("change", ["no copies", "copies in reverse", "cached states first", "one slot"])
 def test_a_runner_that_moves_states_otherwise_is_noticed(change: str) -> None:
     with pytest.raises(ConformanceError):
         check_states(lambda: Broken(change))

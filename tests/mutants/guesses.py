@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant(
         "a guess costs one sequence's time alone",
         COST,
-        "StepCost.min_likelihood",
+        "StepCost.min_acceptance",
         "MARGIN * num_sequences *",
         "MARGIN *",
     ),

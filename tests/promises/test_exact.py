@@ -1,4 +1,4 @@
-"""The same bits in any circumstance, through `quire serve` with a real model: alone, in company, cached, in chunks."""
+"""The same bits in any circumstance, through `quire serve` with a real model: alone, in a batch, cached, in chunks."""
 
 import pytest
 

@@ -82,7 +82,7 @@ def test_a_state_that_is_not_what_it_should_be_is_found_out(lie: str, monkeypatc
         return {"not copied": (), "copied backwards": copies[::-1]}.get(lie, copies), () if lie == "not kept" else keeps
 
     def wrong_commit(states: TableStates, table: BlockTable, *, is_whole: bool) -> bool:
-        return commit(states, table, is_whole=is_whole or bool(table.blocks and table.promised_slot))
+        return commit(states, table, is_whole=is_whole or bool(table.blocks and table.reserved_slot))
 
     if lie == "kept of a failed row":
         monkeypatch.setattr(TableStates, "commit", wrong_commit)

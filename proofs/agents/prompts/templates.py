@@ -105,6 +105,6 @@ def format_of(source: str) -> ToolFormat | None:
         return template.render(messages, TemplateArguments(tools=[PROBE_TOOL], add_generation_prompt=adds_prompt)).text
 
     try:
-        return tool_format(render, template.own_text, [*ENDS, END_OF_SENTENCE])
+        return tool_format(render, template.text, [*ENDS, END_OF_SENTENCE])
     finally:
         template.close()

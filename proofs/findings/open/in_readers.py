@@ -67,9 +67,9 @@ def line_of_a_member(_: Path) -> str:
     return excess("60 MB", seconds_of(feed_stream(b"x" * (60 * MIB))), 1.0)
 
 
-def push_blanks(form: AnswerFormat, count: int) -> Callable[[], None]:
+def push_blanks(fmt: AnswerFormat, count: int) -> Callable[[], None]:
     def push() -> None:
-        reader = AnswerReader(form, str)
+        reader = AnswerReader(fmt, str)
         for _ in range(count):
             reader.push(BLANKS)
         reader.finish()
@@ -84,8 +84,8 @@ def blanks_with_tools(_: Path) -> str:
 
 def blanks_before_a_thought(_: Path) -> str:
     """A5 4,000 tokens of blanks took 14 s before a thought."""
-    form = AnswerFormat(reasoning=ReasoningFormat("<think>", "</think>"))
-    return excess("4,000 tokens", seconds_of(push_blanks(form, 4_000)), 2.0)
+    fmt = AnswerFormat(reasoning=ReasoningFormat("<think>", "</think>"))
+    return excess("4,000 tokens", seconds_of(push_blanks(fmt, 4_000)), 2.0)
 
 
 def reader_of(num_blocks: int) -> EventReader:

@@ -105,7 +105,7 @@ class _AdminEndpoints:
         return json_response({"ended": True})
 
     async def watch(self, request: Request) -> Response:
-        return watch_response(self._admission.watchers, request, reads_lines=True)
+        return watch_response(self._admission.watchers, request, includes_lines=True)
 
     async def block(self, request: Request) -> Response:
         return await block_response(self._admission.watchers, request)
@@ -121,7 +121,7 @@ class _AdminEndpoints:
         return json_response({"name": model.name, "state": model.state})
 
     async def cache_warnings(self, request: Request) -> Response:
-        return warnings_response(self._admission.prefix_guard.warnings(monotonic(), reads_lines=True))
+        return warnings_response(self._admission.prefix_guard.warnings(monotonic(), includes_lines=True))
 
     async def clear_cache(self, request: Request) -> Response:
         for model in self._models:

@@ -172,7 +172,7 @@ async def _watch(request: Request) -> Response:
     return watch_response(
         admission.watchers,
         request,
-        reads_lines=caller.is_anonymous,
+        includes_lines=caller.is_anonymous,
         is_over=lambda: is_page and not is_page_admitted(request),
     )
 

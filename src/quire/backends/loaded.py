@@ -19,7 +19,7 @@ class LoadedRunner:
     """A loaded runner, its memory plan, and facts about it for logs and for cache compatibility."""
 
     runner: Runner
-    plan: MemoryPlan
+    memory_plan: MemoryPlan
     load_peak_bytes: int
     """Peak resident bytes of the process while it loaded the model, before the first measured step."""
     kv_layout: str

@@ -56,7 +56,7 @@ class MemoryPlan:
 
     @property
     def states(self) -> str:
-        """The state slots as a part of `line`, starting with a comma; empty if there are none."""
+        """The state slots as a part of `summary`, starting with a comma; empty if there are none."""
         if not self.num_slots:
             return ""
         num_cached = self.num_slots - self.max_running - 1
@@ -66,7 +66,7 @@ class MemoryPlan:
         )
 
     @property
-    def line(self) -> str:
+    def summary(self) -> str:
         num_tokens = self.num_blocks * self.block_size
         num_tokens_each = min(num_tokens // self.max_running, self.max_sequence_tokens)
         num_longest = max(1, num_tokens // self.max_sequence_tokens)

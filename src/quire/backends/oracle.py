@@ -37,13 +37,13 @@ from quire.errors import InvariantError
 
 SLOT_BYTES = 8
 HIDDEN_BYTES = 32
-MASK = (1 << 64) - 1
+U64_MASK = (1 << 64) - 1
 
 
 def slot_value(previous: int, token_id: int, position: int) -> int:
     """Return the value of the slot at `position`, computed from the value of the preceding slot."""
-    value = (previous ^ (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9)) & MASK
-    value = (value ^ value >> 29) * 0xBF58476D1CE4E5B9 & MASK
+    value = (previous ^ (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9)) & U64_MASK
+    value = (value ^ value >> 29) * 0xBF58476D1CE4E5B9 & U64_MASK
     return value ^ value >> 32
 
 
@@ -59,12 +59,12 @@ def _encode_params(params: ResolvedSampling) -> bytes:
     return repr(replace(params, temperature=0.0, top_k=0) if is_greedy else params).encode()
 
 
-def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int, mask: bytes | None = None) -> int | None:
-    """Return the token that follows these slots: a pure function of the slots and of everything that sampling may
-    depend on. None if no token is allowed."""
+def next_token(context: bytes, sampling: Sampling, vocabulary_size: int, mask: bytes | None = None) -> int | None:
+    """Return the token that follows this context (slots and state): a pure function of the context and of everything
+    that sampling may depend on. None if no token is allowed."""
     params = sampling.params
     is_greedy = params.temperature == 0.0 or params.top_k == 1
-    hash_state = blake2b(slots, digest_size=8)
+    hash_state = blake2b(context, digest_size=8)
     hash_state.update(_encode_params(params))
     hash_state.update(repr((sampling.num_prompt_tokens, sampling.known_tokens)).encode())
     if not is_greedy:
@@ -136,7 +136,7 @@ class OracleRunner:
         return _OracleStep(self, plan)
 
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        """Run a step: block and slot copies first, then all rows, then copies of the states to keep."""
+        """Run a step: block and slot copies first, then all rows, then copies of the states to cache."""
         if self._is_closed:
             raise InvariantError("the runner is closed", code="runner_is_closed")
         num_tokens, limit = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
@@ -151,8 +151,8 @@ class OracleRunner:
             self._write_slots(item)
         if self._capacity.num_slots:
             self._states_after = {item.sequence_id: self._advance_state(item) for item in plan.items}
-        for keep in plan.keeps:
-            self.states[keep.dst] = self.states[keep.src]
+        for slot_copy in plan.cache_copies:
+            self.states[slot_copy.dst] = self.states[slot_copy.src]
         return StepResult(plan.step, {item.sequence_id: self._compute_row(item, masks) for item in plan.items})
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
@@ -193,9 +193,8 @@ class OracleRunner:
     def _advance_state(self, item: WorkItem) -> list[int]:
         """Return the state after each token of the item; the last one is also stored in the item's slot."""
         if not 0 < item.state_slot <= self._capacity.num_slots:
-            raise InvariantError(
-                f"expected a state slot from 1 to {self._capacity.num_slots} for sequence {item.sequence_id}"
-            )
+            message = f"expected a state slot from 1 to {self._capacity.num_slots} for sequence {item.sequence_id}"
+            raise InvariantError(f"{message}, got {item.state_slot}")
         state, states = self.states[item.state_slot], []
         for position, token_id in enumerate(item.token_ids, item.first_position):
             state = state_value(state, token_id, position)
@@ -256,8 +255,8 @@ class OracleRunner:
             return b""
         return self._states_after[item.sequence_id][length - 1 - item.first_position].to_bytes(SLOT_BYTES, "little")
 
-    def _logprobs(self, slots: bytes, token_id: int, num_alternatives: int) -> TokenLogprobs:
-        digest = blake2b(slots, digest_size=8, salt=token_id.to_bytes(8, "little")).digest()
+    def _logprobs(self, context: bytes, token_id: int, num_alternatives: int) -> TokenLogprobs:
+        digest = blake2b(context, digest_size=8, salt=token_id.to_bytes(8, "little")).digest()
         logprob = -int.from_bytes(digest, "little") / 2.0**60
         size = self._capacity.vocabulary_size
         alternatives = tuple(((token_id + 1 + rank) % size, logprob - 1.0 - rank) for rank in range(num_alternatives))

@@ -14,8 +14,8 @@ from quire.errors import ConfigError
 from quire.workload.visits import Visit
 from quire.workload.writing import SpanWriter
 
-Form = Literal["text", "chat", "tokens"]
-FORMS: tuple[Form, ...] = ("text", "chat", "tokens")
+PromptFormat = Literal["text", "chat", "tokens"]
+PROMPT_FORMATS: tuple[PromptFormat, ...] = ("text", "chat", "tokens")
 PRIORITIES = {"high": -10, "normal": 0, "low": 10}
 """The values of `priority` in a body: lower is more urgent."""
 
@@ -37,7 +37,7 @@ class CallMaker:
     """Builds calls for one model."""
 
     model: str
-    prompt_form: Form
+    prompt_format: PromptFormat
     writer: SpanWriter
     ignores_eos: bool = True
     """Always generate max_tokens tokens, so that output lengths do not depend on the model's answers."""
@@ -46,8 +46,8 @@ class CallMaker:
     """Fields that replace those of the body; null removes a field, for servers that reject unknown fields."""
 
     def check(self, visits: Sequence[Visit]) -> None:
-        """Raise ConfigError if this prompt form cannot express the visits."""
-        if self.prompt_form == "tokens" and any(len(visit.turns) > 1 for visit in visits):
+        """Raise ConfigError if this prompt format cannot express the visits."""
+        if self.prompt_format == "tokens" and any(len(visit.turns) > 1 for visit in visits):
             raise ConfigError(
                 "expected --prompts text or chat for conversations, because answers come back as text, got tokens; or "
                 "choose a workload with one turn"
@@ -77,11 +77,11 @@ class CallMaker:
 
     def _prompt(self, visit: Visit, answers: Sequence[str]) -> tuple[str, dict[str, Any]]:
         turns = visit.turns[: len(answers) + 1]
-        if self.prompt_form == "tokens":
+        if self.prompt_format == "tokens":
             return "/v1/completions", {"prompt": self.writer.ids((*visit.system, *turns[0].spans))}
         questions = [self.writer.words(turn.spans) for turn in turns]
         system = self.writer.words(visit.system)
-        if self.prompt_form == "text":
+        if self.prompt_format == "text":
             text = "".join(f"{question}{answer}" for question, answer in zip(questions, (*answers, ""), strict=True))
             return "/v1/completions", {"prompt": f"{system} {text}" if system else text}
         messages = [{"role": "system", "content": system}] if system else []

@@ -38,7 +38,7 @@ class RunMetadata:
 
 def record(metadata: RunMetadata, setup: LoadSetup, pace: Pace, run: Run) -> Record:
     """Return the record of a run: its settings, metrics and metadata."""
-    endpoint = "openai-chat" if setup.prompt_form == "chat" else "openai"
+    endpoint = "openai-chat" if setup.prompt_format == "chat" else "openai"
     return {
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": endpoint,

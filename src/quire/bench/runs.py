@@ -23,7 +23,7 @@ from quire.bench.records import Record, RunMetadata, record
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
 from quire.http_client import ServerAddress
-from quire.workload.mixes import MIXES, MixSizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, sample_visits
 from quire.workload.visits import Visit
 from quire.workload.writing import SpanWriter
 
@@ -106,7 +106,7 @@ class Bench:
         """Return the builder of this server's calls."""
         model, options = self.card.name, self._options
         return CallMaker(
-            model, setup.prompt_form, SpanWriter(seed), options.ignores_eos, options.sends_priority, options.extra
+            model, setup.prompt_format, SpanWriter(seed), options.ignores_eos, options.sends_priority, options.extra
         )
 
     async def _warm_up(self) -> None:
@@ -115,7 +115,7 @@ class Bench:
         A server may list its models while it loads them. A request that fails meanwhile is retried.
         """
         deadline_s = perf_counter() + self._options.ready_s
-        visits = some_visits(MIXES["distinct"], MixSizes(8, 4), "warm-up", self._options.num_warmups)
+        visits = sample_visits(MIXES["distinct"], MixSizes(8, 4), "warm-up", self._options.num_warmups)
         maker = self.maker(LoadSetup(), token_hex(4))
         for visit in visits:
             outcome = await self._client.send(maker.make_call(visit, ()))

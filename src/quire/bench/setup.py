@@ -1,5 +1,5 @@
-"""Validated settings of a load. The command's flags are generated from them, and every result contains them, so that a
-measurement can be repeated.
+"""Validated settings of a load test (`quire bench serve`). Its flags are generated from them, and every result contains
+them, so that a measurement can be repeated. A visit is the conversation of one client, turn by turn.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
-from quire.bench.calls import FORMS, Form
+from quire.bench.calls import PROMPT_FORMATS, PromptFormat
 from quire.bench.load_run import Pace
 from quire.errors import ConfigError
 from quire.workload import arrivals
-from quire.workload.mixes import MIXES, MixSizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, sample_visits
 from quire.workload.traces import TraceError, read_trace
 from quire.workload.visits import Visit
 
@@ -35,36 +35,36 @@ class LoadSetup:
     trace: str | None = _flag(
         None, "Replay this trace instead: JSONL of Mooncake, ShareGPT or quire, or Azure CSV; also .gz."
     )
-    prompts: str = _flag("text", f"Form of prompts: {', '.join(FORMS)}; tokens are exact, where servers accept them.")
+    prompts: str = _flag("text", f"Format of prompts: {', '.join(PROMPT_FORMATS)}; only tokens gives exact lengths.")
     requests: int | None = _flag(
-        None, f"Number of requests; default {REQUESTS}, with a trace all of it.", "--requests", "--num-prompts"
+        None, f"Number of requests; default {REQUESTS}, or the whole trace.", "--requests", "--num-prompts"
     )
     prompt_tokens: int | None = _flag(None, "Tokens that each turn adds; default: the workload's own.")
     output_tokens: int | None = _flag(None, "Tokens of an answer.")
-    shared_tokens: int | None = _flag(None, "Tokens of the shared part.")
-    groups: int | None = _flag(None, "Number of different shared parts.")
+    shared_tokens: int | None = _flag(None, "Tokens of the prompt prefix that a group of requests shares.")
+    groups: int | None = _flag(None, "Number of groups, each with its own shared prefix.")
     turns: int | None = _flag(None, "Turns of a conversation.")
     concurrency: int | None = _flag(
         None,
-        f"Closed loop: number of clients, default {CONCURRENCY}. Open loop: most requests at once, default no limit.",
+        f"Closed loop: number of clients, default {CONCURRENCY}. Open loop: maximum open requests, default no limit.",
         "--concurrency",
         "--max-concurrency",
     )
     arrivals: str | None = _flag(
         None,
-        f"When visits start: {', '.join(ARRIVALS)}. Default: trace with --trace, poisson with --rate, else closed.",
+        f"When conversations start: {', '.join(ARRIVALS)}. Default: trace with --trace, poisson with --rate or closed.",
     )
-    rate: float | None = _flag(None, "Visits per second of an open loop.", "--rate", "--request-rate")
-    burstiness: float = _flag(1.0, "Poisson: shape of the gaps; below 1, visits come in clumps.")
-    burst_size: float = _flag(8.0, "Bursts: average number of visits in one.")
+    rate: float | None = _flag(None, "Conversations per second of an open loop.", "--rate", "--request-rate")
+    burstiness: float = _flag(1.0, "Poisson: gamma shape of the arrival gaps; below 1 is burstier.")
+    burst_size: float = _flag(8.0, "Bursts: average number of conversations in one.")
     ramp_to: float | None = _flag(None, "Ramp: final rate.")
     ramp_seconds: float = _flag(60.0, "Ramp: duration in seconds.")
     speedup: float = _flag(1.0, "Trace: replay speed as a multiple of the recorded one.")
-    context: int | None = _flag(None, "Trace: scale lengths to this many tokens; default: what the server reports.")
+    context: int | None = _flag(None, "Trace: maximum length after scaling; default: what the server reports.")
     seed: str = _flag("", "The same seed gives the same prompts; default: a new one, which is reported.")
 
     def __post_init__(self) -> None:
-        self._check_choice("prompts", self.prompts, get_args(Form))
+        self._check_choice("prompts", self.prompts, get_args(PromptFormat))
         if self.trace is None:
             self._check_choice("workload", self.workload, tuple(MIXES))
         self._check_choice("arrivals", self.arrival_process, ARRIVALS)
@@ -86,25 +86,25 @@ class LoadSetup:
         return "trace" if self.trace is not None else "poisson" if self.rate is not None else "closed"
 
     @property
-    def prompt_form(self) -> Form:
-        return next(form for form in FORMS if form == self.prompts)
+    def prompt_format(self) -> PromptFormat:
+        return next(prompt_format for prompt_format in PROMPT_FORMATS if prompt_format == self.prompts)
 
-    def visits(self, seed: str, model_tokens: int | None = None) -> list[Visit]:
-        """Return the visits. `model_tokens` is the longest sequence that the server reports."""
+    def visits(self, seed: str, max_model_tokens: int | None = None) -> list[Visit]:
+        """Return the visits. `max_model_tokens` is the longest sequence that the server reports."""
         if self.trace is None:
             mix = MIXES[self.workload]
-            return some_visits(mix, self._sizes(mix.sizes), seed, self.requests or REQUESTS)
+            return sample_visits(mix, self._sizes(mix.sizes), seed, self.requests or REQUESTS)
         try:
             trace = read_trace(Path(self.trace))
         except TraceError as error:
             raise ConfigError(str(error), code="invalid_trace_file") from error
-        max_tokens = self.context or model_tokens
+        max_tokens = self.context or max_model_tokens
         if self.requests is not None:
             trace = trace.head(self.requests)
         return list((trace.fitted(max_tokens) if max_tokens else trace).visits(self.speedup))
 
     def pace(self, visits: Sequence[Visit], seed: str) -> Pace:
-        """Return the start times of the visits."""
+        """Return when visits start: their start times, the maximum number of open requests, or both."""
         random, rate = Random(f"arrivals {seed}"), self.rate or 1.0
         match self.arrival_process:
             case "closed":
@@ -162,7 +162,7 @@ class LoadSetup:
                 raise ConfigError(message, (name,), code="flag_is_missing")
 
     def _check_trace(self) -> None:
-        """Raise ConfigError for a length in addition to a trace, which has its own lengths."""
+        """Raise ConfigError if --trace is combined with a flag of sizes, because a trace has its own."""
         sizes = ("prompt_tokens", "output_tokens", "shared_tokens", "groups", "turns")
         unused = [name for name in sizes if getattr(self, name) is not None]
         if self.trace is not None and unused:

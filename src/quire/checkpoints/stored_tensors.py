@@ -96,7 +96,7 @@ def half_split(rows: "NDArray[np.uint8]", head_dim: int) -> "NDArray[np.uint8]":
     return pairs.swapaxes(1, 2).reshape(num_rows, row_bytes)
 
 
-def numbers_of(rows: "NDArray[np.uint8]", kind: str) -> "NDArray[np.float32]":
+def dequantize(rows: "NDArray[np.uint8]", kind: str) -> "NDArray[np.float32]":
     """Convert stored rows of this type to float32, exactly except for F64."""
     import numpy as np
 
@@ -111,11 +111,10 @@ def numbers_of(rows: "NDArray[np.uint8]", kind: str) -> "NDArray[np.float32]":
         case "BF16":
             values = (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
         case _:
-            from gguf import GGMLQuantizationType
-            from gguf.quants import dequantize
+            from gguf import GGMLQuantizationType, quants
 
             with np.errstate(all="ignore"):
-                values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[kind])
+                values = quants.dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[kind])
     with np.errstate(over="ignore"):
         return values.astype(np.float32, copy=False)
 

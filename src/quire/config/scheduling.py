@@ -35,9 +35,9 @@ class ServingSettings:
     def __post_init__(self) -> None:
         if not self.head_start_high_s >= self.head_start_normal_s >= self.head_start_low_s:
             raise ConfigError(
-                "expected head_start_high_s to be at least head_start_normal_s, and that at least head_start_low_s, "
+                "expected head_start_high_s >= head_start_normal_s >= head_start_low_s, "
                 f"got {self.head_start_high_s:g}, {self.head_start_normal_s:g} and {self.head_start_low_s:g}; "
-                "equal values make classes equal",
+                "use equal values to schedule all classes alike",
                 ("head_start_high_s", "head_start_normal_s", "head_start_low_s"),
             )
         if not self.stuck_step_s > 0:
@@ -45,11 +45,11 @@ class ServingSettings:
             raise ConfigError(message, ("stuck_step_s",))
 
     def read_kv_key(self) -> bytes | None:
-        """Return the secret in `kv_key_file`, or None without that setting: then each start makes a new secret.
+        """Return the secret in `kv_key_file`; None if it is not set, and the server makes a new secret at each start.
         Raises ConfigError if the file is not readable, not private or of the wrong length."""
         if self.kv_key_file is None:
             return None
-        path = expand_home(self.kv_key_file, "kv_key_file to a full path")
+        path = expand_home(self.kv_key_file, hint="kv_key_file to a full path")
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode

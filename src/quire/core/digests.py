@@ -11,6 +11,13 @@ from quire.errors import ConfigError
 
 DIGEST_BYTES = 32
 KEY_BYTES = 32
+HASH_MASK = (1 << 63) - 1
+"""Keeps 63 bits, because some subscribers of KV events decode hashes as signed 64-bit integers."""
+
+
+def block_hash(digest: bytes) -> int:
+    """Return the hash of a block for KV events and routers, from its digest."""
+    return int.from_bytes(digest[-8:], "big") & HASH_MASK
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class WorkItem(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """The work of one step: first both kinds of copies, then all items in one batch (in any order), then `keeps`."""
+    """The work of one step: both kinds of copies, then all items in one batch (in any order), then `cache_copies`."""
 
     step: int
     copies: tuple[BlockCopy, ...]
@@ -120,7 +120,7 @@ class StepPlan(NamedTuple):
     slot_copies: tuple[SlotCopy, ...] = ()
     """State copies to make before the items, in this order, because a copy may read a slot that an earlier copy wrote.
     Slot 0 contains the state before the first token."""
-    keeps: tuple[SlotCopy, ...] = ()
+    cache_copies: tuple[SlotCopy, ...] = ()
     """State copies to make after all items, from slots of items to slots that no item uses: the states to be cached."""
     waiting_ids: tuple[int, ...] = ()
     """Ids of running sequences that are left out of this step until other work (a grammar mask) is finished."""

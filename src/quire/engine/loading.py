@@ -1,4 +1,4 @@
-"""Builds an engine from a checkpoint: loads weights, fixes the memory sizes, and describes them in one line."""
+"""Builds an engine from a checkpoint: loads weights, sizes the KV pool, and writes a summary of one line."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -41,12 +41,12 @@ def open_engine(
         settings.max_sequence_tokens, capacity.max_sequence_tokens
     ):
         raise ConfigError(
-            f"expected a KV pool for a sequence of {settings.max_sequence_tokens} tokens, got one of {pool_tokens} "
-            "tokens; give more memory or a shorter max_model_len"
+            f"expected a KV pool for a sequence of {settings.max_sequence_tokens} tokens, got {pool_tokens}; "
+            "raise memory or lower max_model_len"
         )
     config = SchedulerConfig(
         max_step_tokens=capacity.max_step_tokens,
-        max_running=loaded.plan.max_running,
+        max_running=loaded.memory_plan.max_running,
         max_sequence_tokens=max_tokens,
         queue=queue,
         step_cost=loaded.step_cost,
@@ -54,8 +54,8 @@ def open_engine(
     )
     fingerprint = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
     identity = ModelIdentity(fingerprint, loaded.kv_layout)
-    engine = Engine(loaded.runner, config, identity, key, emit, _guides(checkpoint, capacity.vocabulary_size))
-    summary = f"{loaded.plan.line}; at most {max_tokens:,} tokens per request"
+    engine = Engine(loaded.runner, config, identity, key, emit, _grammar_matchers(checkpoint, capacity.vocabulary_size))
+    summary = f"{loaded.memory_plan.summary}; at most {max_tokens:,} tokens per request"
     exactness_parts = (loaded.exactness, settings.dtype, settings.arithmetic, loaded.kv_layout, capacity.block_size)
     exactness = " ".join(map(str, exactness_parts)) if loaded.exactness else ""
     notes = (*loaded.notes, *_length_notes(settings, max_tokens))
@@ -64,12 +64,12 @@ def open_engine(
 
 
 def _length_notes(settings: ModelSettings, max_tokens: int) -> Iterator[str]:
-    """Yield a note if the model supports fewer tokens than `max_model_len`; `open_engine` checks the KV pool itself."""
+    """Yield a note if `max_model_len` exceeds the model's maximum; `open_engine` compares it with the KV pool."""
     if settings.max_sequence_tokens is not None and settings.max_sequence_tokens > max_tokens:
         yield f"max_model_len {settings.max_sequence_tokens:,} is more than the model supports; using {max_tokens:,}"
 
 
-def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> GrammarMatchers | None:
+def _grammar_matchers(checkpoint: Checkpoint, vocabulary_size: int) -> GrammarMatchers | None:
     if checkpoint.tokenizer_file is None:
         return None
 

@@ -145,7 +145,7 @@ class TraceRecorder:
             rows=rows,
             copies=plan.copies,
             slot_copies=plan.slot_copies,
-            keeps=plan.keeps,
+            keeps=plan.cache_copies,
             waiting_ids=plan.waiting_ids,
         )
 

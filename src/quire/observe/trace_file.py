@@ -25,7 +25,7 @@ MAX_PENDING_BYTES = 32 << 20
 """Limit on unwritten bytes; beyond it, the disk is too slow and the trace ends."""
 LAST_LINE_BYTES = 256
 """Bytes reserved for the last line, with the reason why the trace ended."""
-CLOSE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 Write = Callable[[int, bytes], int]
 
 
@@ -88,7 +88,7 @@ class TraceFile:
         if not self._is_closing:
             self._is_closing = True
             self._has_lines.set()
-            self._thread.join(CLOSE_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
 
     def _append(self, line: bytes) -> None:
         self._num_bytes += len(line)

@@ -117,7 +117,7 @@ MIXES = {
 }
 
 
-def some_visits(mix: Mix, sizes: MixSizes, seed: str, num_requests: int) -> list[Visit]:
+def sample_visits(mix: Mix, sizes: MixSizes, seed: str, num_requests: int) -> list[Visit]:
     """Return visits with `num_requests` turns in total; the last visit may be cut short."""
     visits: list[Visit] = []
     num_remaining = num_requests

@@ -1,13 +1,13 @@
-"""Read traces of real traffic as visits, in their published formats and in quire's own format.
+"""Read traces of real traffic as visits (conversations of clients), in published formats and in quire's own.
 
     Mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids: one for each 512 tokens of the
-               prompt; equal ids mean equal content, so each id becomes a span
+               prompt; equal ids mean equal content, so each id becomes a span (`visits.Span`)
     ShareGPT   JSON lines: arrival_time_ns, input_toks, output_toks, input_tok_ids: the prompt's token ids; without
                them the content is unknown
     quire      JSON lines: arrival_s, prompt_tokens, output_tokens; hash_ids and block_tokens, or token_ids; and
                tenant, class
-    recorded   written by `quire serve --trace` (`recorded_traces`): prompts as token ids, permuted or not, with the
-               original tenants and classes
+    recorded   written by `quire serve --trace` (`recorded_traces`): prompts as token ids (perhaps permuted, to hide the
+               text), with the original tenants and classes
     Azure      CSV: TIMESTAMP, ContextTokens, GeneratedTokens; the content is unknown, so prompts share nothing
 
 Files are plain or .gz. To replay a trace of long prompts on a small model, all lengths are multiplied by one factor, so
@@ -34,7 +34,7 @@ from quire.workload.visits import Span, Turn, Visit
 
 HASH_TOKENS = 512
 """Number of prompt tokens per hash id in a Mooncake trace."""
-ID_TOKENS = 16
+SPAN_TOKENS = 16
 """Number of tokens per span, if a trace has token ids: shared prefixes are recognized in multiples of it."""
 MAX_LENGTH = 1 << 24
 """Maximum tokens of a prompt or an answer; a file with a longer prompt or answer is not a trace."""
@@ -42,9 +42,9 @@ MAX_LINE_CHARS = 64 << 20
 """Enough for six million token ids. Bounded, because a small .gz file may contain a line that exceeds memory."""
 MAX_TOKEN_ID = (1 << 31) - 1
 CLASSES = ("high", "normal", "low")
-COUNTS = frozenset({"arrival_s", "prompt_tokens", "output_tokens"})
+REQUIRED_FIELDS = frozenset({"arrival_s", "prompt_tokens", "output_tokens"})
 """Fields that every row has."""
-MAX_HEADER_FIELD = 64
+HEADER_SEARCH_CHARS = 64
 """The header field of a recorded trace must occur within this many characters of the first line."""
 RowSource = TypeVar("RowSource")
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -76,9 +76,9 @@ class Row:
         """Return a name for each block of the prompt whose content is known, and the number of tokens per block."""
         if not self.token_ids:
             return [f"hash {hash_id}" for hash_id in self.hash_ids], self.block_tokens
-        packed, piece_bytes = array("I", self.token_ids).tobytes(), 4 * ID_TOKENS
+        packed, piece_bytes = array("I", self.token_ids).tobytes(), 4 * SPAN_TOKENS
         pieces = (packed[start : start + piece_bytes] for start in range(0, len(packed), piece_bytes))
-        return [f"ids {blake2b(piece, digest_size=8).hexdigest()}" for piece in pieces], ID_TOKENS
+        return [f"ids {blake2b(piece, digest_size=8).hexdigest()}" for piece in pieces], SPAN_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def _parse_rows(path: Path, lines: Iterator[str]) -> Iterator[Row]:
     """Yield the rows; the first line (a header or a row) determines the format."""
     first_line = next(lines, "").strip().lstrip("\ufeff")
     parse: Callable[[str], Row] = _parse_azure
-    if f'"{HEADER_FIELD}"' in first_line[:MAX_HEADER_FIELD]:
+    if f'"{HEADER_FIELD}"' in first_line[:HEADER_SEARCH_CHARS]:
         yield from _recorded_rows(path, chain([first_line], lines))
         return
     if tuple(first_line.split(",")) != AZURE_FIELDS:
@@ -210,7 +210,7 @@ def _parser_of(path: Path, first_line: str) -> Callable[[str], Row]:
     try:
         fields = json.loads(first_line) if first_line.startswith("{") else {}
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"line 1 of {path} is not a request of a trace: {error!r}") from error
+        raise TraceError(f"expected a request as JSON in line 1 of {path}, got {error!r}; pass a trace") from error
     for field, parse in JSON_FORMATS.items():
         if field in fields:
             return lambda line: parse(json.loads(line))
@@ -236,7 +236,7 @@ def _checked_row(path: Path, number: int, source: RowSource, parse: Callable[[Ro
     try:
         row = parse(source)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, csv.Error) as error:
-        raise TraceError(f"{location} is not a request of a trace: {error!r}") from error
+        raise TraceError(f"{location}: expected a request of the trace's format, got {error!r}; remove it") from error
     if not isfinite(row.arrival_s):
         raise TraceError(f"{location}: expected a finite arrival time, got {row.arrival_s}")
     for name, num_tokens, min_tokens in (
@@ -245,7 +245,7 @@ def _checked_row(path: Path, number: int, source: RowSource, parse: Callable[[Ro
         ("block", row.block_tokens, 1),
     ):
         if not min_tokens <= num_tokens <= MAX_LENGTH:
-            raise TraceError(f"{location}: expected a {name} of {min_tokens} to {MAX_LENGTH} tokens, got {num_tokens}")
+            raise TraceError(f"{location}: expected {min_tokens} to {MAX_LENGTH} tokens per {name}, got {num_tokens}")
     if row.token_ids and len(row.token_ids) != row.prompt_tokens:
         raise TraceError(f"{location}: expected {row.prompt_tokens} token ids for the prompt, got {len(row.token_ids)}")
     invalid = [token_id for token_id in row.token_ids if not 0 <= token_id <= MAX_TOKEN_ID]
@@ -296,7 +296,7 @@ def _as_fields(row: Row) -> dict[str, object]:
     """Return the fields that `_parse_own` reads, without empty ones."""
     values = {field.name: getattr(row, field.name) for field in fields(row)} | {"class": row.priority}
     omitted = {"priority", *(() if row.hash_ids else ("block_tokens",))}
-    return {name: value for name, value in values.items() if name not in omitted and (value or name in COUNTS)}
+    return {name: value for name, value in values.items() if name not in omitted and (value or name in REQUIRED_FIELDS)}
 
 
 JSON_FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {

@@ -53,11 +53,11 @@ def test_the_bounds_are_those_of_the_guide() -> None:
         f"{limits.MAX_HEAD_BYTES // 1024} KiB and {limits.MAX_HEADERS} headers, sent within {limits.HEAD_S:g} s",
         f"| prompts in one request | {limits.MAX_PROMPTS} |",
         f"| answers (`n`) | {limits.MAX_ANSWERS} |",
-        f"| stop texts | {limits.MAX_STOPS} of up to {limits.MAX_STOP_CHARS:,} characters |",
+        f"| stop strings | {limits.MAX_STOPS} of up to {limits.MAX_STOP_CHARS:,} characters |",
         f"| log-probabilities | {limits.MAX_LOGPROBS} alternatives; {limits.MAX_ANSWER_LOGPROBS:,} in one answer ",
         f"| messages | {limits.MAX_MESSAGES:,} |",
-        f"{limits.MAX_PENDING} pieces, then joined; {limits.MAX_PENDING_BYTES >> 20} MiB, then ended;",
-        f"{limits.STUCK_S:g} s without progress, then cut",
+        f"above {limits.MAX_PENDING} unsent chunks, chunks are merged; above {limits.MAX_PENDING_BYTES >> 20} MiB, ",
+        f"after {limits.STUCK_S:g} s without progress, the connection is closed",
     ):
         assert words in guide, words
 

@@ -213,13 +213,13 @@ def test_a_reader_that_takes_nothing_costs_the_others_nothing_and_then_finds_the
 
         scope = {"quire.record": RequestRecord("req", "GET", PATH)}
         slow = asyncio.ensure_future(
-            WatchResponse(admission.watchers, model, lambda: False, reads_lines=False)(scope, receive, send)
+            WatchResponse(admission.watchers, model, lambda: False, includes_lines=False)(scope, receive, send)
         )
         await sent.get()
         with admission.watchers.subscription(model) as watch:
-            await watch.newer_than(watch.number + 4)
+            await watch.wait_for_newer(watch.number + 4)
             assert sent.empty()
-            newest, _ = watch.event_after(0)
+            newest, _ = watch.newest_event(0)
             is_read.set()
             taken = json.loads((await sent.get()).removeprefix(b"event: snapshot\ndata: "))
             assert taken["at_s"] >= json.loads(newest)["at_s"]

@@ -47,8 +47,8 @@ def is_no_square(work: Callable[[int], object], size: int) -> bool:
     return cost(work, 4 * size) < FOUR_TIMES * cost(work, size)
 
 
-def read(form: AnswerFormat, *pieces: str) -> AnswerReader:
-    reader = AnswerReader(form, str)
+def read(fmt: AnswerFormat, *pieces: str) -> AnswerReader:
+    reader = AnswerReader(fmt, str)
     for piece in pieces:
         reader.push(piece)
     reader.finish()
@@ -65,8 +65,8 @@ BLANKS = {
 
 @pytest.mark.parametrize("place", BLANKS)
 def test_white_space_in_an_answer_costs_its_length(place: str) -> None:
-    form, before = BLANKS[place]
-    assert is_no_square(lambda size: read(form, before, *[" " * 64] * (size // 64)), 150_000)
+    fmt, before = BLANKS[place]
+    assert is_no_square(lambda size: read(fmt, before, *[" " * 64] * (size // 64)), 150_000)
 
 
 @pytest.mark.parametrize("before", ["<tool_call>\n<function=", "<tool_call>\n<function=f>\n<parameter="])

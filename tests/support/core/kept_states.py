@@ -17,7 +17,7 @@ def new_shadow(num_blocks: int = 16, num_kept: int = 6, pin_share: float = 1.0) 
 
 
 def go_on(
-    shadow: ShadowedMemory, sequence: Shadowed, borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+    shadow: ShadowedMemory, sequence: Shadowed, borders: list[int], keep: StateCheckpoint = StateCheckpoint.DURABLE
 ) -> Shadowed:
     """Compute all it knows, and keep the state at these borders."""
     for end in (*borders, len(sequence.tokens)):
@@ -29,13 +29,13 @@ def go_on(
 
 
 def computed(
-    shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+    shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.DURABLE
 ) -> Shadowed:
     return go_on(shadow, shadow.begin(SPACE, tokens), borders, keep)
 
 
 def cached(
-    shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+    shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.DURABLE
 ) -> list[int]:
     """The same, and it ends; returns its blocks."""
     sequence = computed(shadow, tokens, borders, keep)

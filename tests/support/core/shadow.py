@@ -115,7 +115,7 @@ class ShadowedMemory:
         self._garbage = count(1)
         self.states: dict[int, int | None] = {0: None}
         """What each state slot holds; None is the state before the first token."""
-        self._promised: dict[int, int] = {}
+        self._reserved: dict[int, int] = {}
         """Slots that states in flight go to -> from which."""
 
     def begin(self, namespace: Namespace, tokens: Sequence[int]) -> Shadowed:
@@ -163,23 +163,23 @@ class ShadowedMemory:
 
     def _move_states(self, sequence: Shadowed) -> None:
         """A step begins: copies are made in order, and the row finds the state that belongs before its tokens."""
-        copies, keeps = self.memory.slots.pop_copies()
+        copies, cache_copies = self.memory.slots.pop_copies()
         for copy in copies:
             self.states[copy.dst] = self.states[copy.src]
-        self._promised |= {keep.dst: keep.src for keep in keeps}
+        self._reserved |= {copy.dst: copy.src for copy in cache_copies}
         if (slot := sequence.table.state_slot) is not None:
             start = sequence.table.num_computed
             before = sequence.contents[start - 1] if start else None
             assert self.states[slot] == before, f"table {sequence.table.table_id}: wrong state at {start}"
 
     def _write_state(self, sequence: Shadowed, *, is_whole: bool) -> None:
-        """The row has run: its slot holds the state after all its tokens, or garbage; a promised one has a copy."""
+        """The row has run: its slot holds the state after all its tokens, or garbage; a reserved one has a copy."""
         table = sequence.table
         if table.state_slot is not None:
             last = sequence.contents[table.num_reserved - 1] if is_whole else -next(self._garbage)
             self.states[table.state_slot] = last
-        if (slot := table.promised_slot) is not None:
-            self.states[slot] = self.states[self._promised.pop(slot)]
+        if (slot := table.reserved_slot) is not None:
+            self.states[slot] = self.states[self._reserved.pop(slot)]
 
     def finish_step(self, failed: Sequence[int] = ()) -> None:
         """The device runs what is in flight; rows whose index is in `failed` fail, and their sequences end."""

@@ -10,7 +10,7 @@ from quire.config import Settings
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.fleet.member.replicas import ReplicaSpec
 from quire.fleet.ray.config import RayFleetArgs
-from quire.fleet.ray.deployments import application
+from quire.fleet.ray.deployments import build_app
 from quire.worker.messages import Open
 from tests.support.fleet.oracle_replica import COMMAND
 from tests.support.fleet.small_fleets import oracle_words
@@ -26,4 +26,4 @@ def oracle_order(_args: RayFleetArgs, settings: Settings) -> ReplicaSpec:
 
 
 def app(args: dict[str, Any]) -> Any:
-    return application(args, oracle_order, COMMAND)
+    return build_app(args, oracle_order, COMMAND)

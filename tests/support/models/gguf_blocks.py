@@ -47,7 +47,7 @@ def random_rows(name: str, num_out: int, num_in: int, dice: np.random.Generator)
     return blocks.reshape(num_out, -1)
 
 
-def numbers_of(name: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+def dequantize(name: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """As the `gguf` package reads them."""
     read: NDArray[np.float32] = quants.dequantize(rows, gguf.GGMLQuantizationType[name])
     return read.reshape(len(rows), -1)

@@ -25,22 +25,22 @@ def fill_slots(directory: Path, memory_bytes: int, max_running: int) -> dict[str
         loaded = load_backend(resolve(str(directory)), settings)
     except ConfigError as error:
         return {"is_started": False, "sentence": str(error), "peak_bytes": memory_plan.peak_bytes()}
-    machine = Machine(loaded.runner, max_running=loaded.plan.max_running)
+    plan, machine = loaded.memory_plan, Machine(loaded.runner, max_running=loaded.memory_plan.max_running)
     params, memory = ResolvedSampling(temperature=0.9, top_p=0.9, max_tokens=8), machine.engine.memory
     for number in range(MOST_ROUNDS):
         if memory.stats().num_slot_evictions:
             break
-        first = number * loaded.plan.max_running
-        machine.run([_ask(at, params) for at in range(first, first + loaded.plan.max_running)])
+        first = number * plan.max_running
+        machine.run([_ask(at, params) for at in range(first, first + plan.max_running)])
     stats = memory.stats()
     return {
         "is_started": True,
-        "is_full": stats.num_slot_evictions > 0 and stats.num_slots == loaded.plan.num_slots,
-        "is_lowered": loaded.plan.max_running < max_running,
-        "is_told": (loaded.plan.max_running < max_running) == any("state slots" in note for note in loaded.notes),
+        "is_full": stats.num_slot_evictions > 0 and stats.num_slots == plan.num_slots,
+        "is_lowered": plan.max_running < max_running,
+        "is_told": (plan.max_running < max_running) == any("state slots" in note for note in loaded.notes),
         "num_slots": stats.num_slots,
         "peak_bytes": max(loaded.load_peak_bytes, memory_plan.peak_bytes()),
-        "sentence": loaded.plan.line,
+        "sentence": plan.summary,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.models.plain_hybrids import CONFIGS, Sequences, open_decoder, plain_logits, write_hybrid
+from tests.support.models.plain_hybrids import CONFIGS, FedSequences, open_decoder, plain_logits, write_hybrid
 
 LENGTHS = (290, 1, 5, 33)
 """The first ends behind the rows that a chain of products takes at once."""
@@ -25,7 +25,7 @@ def texts_of() -> list[list[int]]:
 def worst_of(config: Mapping[str, Any], folder: Path) -> float:
     """The largest difference of any logit, as a share of the largest logit, of sequences side by side."""
     texts, tensors = texts_of(), write_hybrid(folder, config)
-    sequences = Sequences(open_decoder(folder), texts)
+    sequences = FedSequences(open_decoder(folder), texts)
     sequences.feed(dict(enumerate(LENGTHS)))
     worst = 0.0
     for number, text in enumerate(texts):

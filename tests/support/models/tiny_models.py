@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from quire.checkpoints import Checkpoint, resolve
 from quire.checkpoints.directory import read_directory
-from quire.checkpoints.gguf.convert import in_safetensors
+from quire.checkpoints.gguf.convert import ensure_safetensors
 from tests.support.models.gguf_blocks import random_rows
 
 Array = NDArray[Any]
@@ -222,4 +222,4 @@ def converted_tiny(scratch: Path, tiny: Tiny) -> Checkpoint:
 
 def converted(checkpoint: Checkpoint) -> Checkpoint:
     """The same model with its weights as safetensors."""
-    return read_directory(in_safetensors(checkpoint), checkpoint.name)
+    return read_directory(ensure_safetensors(checkpoint), checkpoint.name)

@@ -35,7 +35,7 @@ def fill(directory: Path, memory_bytes: int) -> dict[str, object]:
     machine = Machine(loaded.runner, max_running=16)
     # A request must fit three quarters of the pool; the heaviest steps are among them: all prompt logprobs, and a
     # flat distribution whose top-p needs the whole vocabulary sorted.
-    length = min(1500, loaded.plan.num_blocks * loaded.plan.block_size * 3 // 5) - 24
+    length = min(1500, loaded.memory_plan.num_blocks * loaded.memory_plan.block_size * 3 // 5) - 24
     params = ResolvedSampling(temperature=0.9, top_p=0.9, repetition_penalty=1.1, max_tokens=20, logprobs=5)
     heavy = ResolvedSampling(temperature=50.0, top_p=0.99, max_tokens=4, prompt_logprobs=5, logprobs=20)
     machine.alone(Ask([i % 49_000 for i in range(length)], heavy))
@@ -47,7 +47,7 @@ def fill(directory: Path, memory_bytes: int) -> dict[str, object]:
         asked += 4
     is_full = machine.engine.memory.stats().num_evictions > 0
     peak = max(loaded.load_peak_bytes, memory_plan.peak_bytes())
-    return {"is_started": True, "sentence": loaded.plan.line, "peak_bytes": peak, "is_full": is_full}
+    return {"is_started": True, "sentence": loaded.memory_plan.summary, "peak_bytes": peak, "is_full": is_full}
 
 
 if __name__ == "__main__":

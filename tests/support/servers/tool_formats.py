@@ -41,17 +41,17 @@ class Call:
     arguments: dict[str, Any]
 
 
-def written(form: ToolFormat, calls: Sequence[Call]) -> str:
+def written(fmt: ToolFormat, calls: Sequence[Call]) -> str:
     """As a model writes it, with an id where the format has one."""
-    pieces = [form.begin]
+    pieces = [fmt.begin]
     for at, call in enumerate(calls):
-        separator = form.call_separator or "" if at else ""
-        pieces += [separator, call.name, form.name_end, _arguments(form, call), form.call_end]
-    return "".join([*pieces, form.end]).replace(CALL_ID, "a" * ID_CHARS)
+        separator = fmt.call_separator or "" if at else ""
+        pieces += [separator, call.name, fmt.name_end, _arguments(fmt, call), fmt.call_end]
+    return "".join([*pieces, fmt.end]).replace(CALL_ID, "a" * ID_CHARS)
 
 
-def _arguments(form: ToolFormat, call: Call) -> str:
-    tags = form.tagged
+def _arguments(fmt: ToolFormat, call: Call) -> str:
+    tags = fmt.tagged
     if tags is None:
         return json.dumps(call.arguments, ensure_ascii=False)
     shown = list[str]()

@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 
 from quire.checkpoints import Checkpoint, CheckpointError, load_tokenizer, resolve
 from quire.checkpoints.gguf import file as gguf_file
-from quire.checkpoints.gguf.convert import in_safetensors
+from quire.checkpoints.gguf.convert import ensure_safetensors
 from quire.checkpoints.weights import weight_paths
 from tests.support.models.tiny_models import Tiny, make_directory, piece_metadata, write_gguf
 
@@ -245,7 +245,7 @@ def _nodes(value: Any) -> list[tuple[Any, Any]]:
 
 def open_all(checkpoint: Checkpoint) -> None:
     """A loader without tensors: every value read where it lies and by the safetensors library, the tokenizer used."""
-    for path in weight_paths(in_safetensors(checkpoint)):
+    for path in weight_paths(ensure_safetensors(checkpoint)):
         load_file(path)
     if checkpoint.tokenizer_file is not None:
         load_tokenizer(checkpoint.tokenizer_file).encode("hello world 123 <|im_end|>")

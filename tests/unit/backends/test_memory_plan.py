@@ -33,7 +33,7 @@ def test_a_small_pool_shortens_the_longest_sequence() -> None:
 
 
 def test_the_line_says_what_fits() -> None:
-    line = decide(2 << 30).line
+    line = decide(2 << 30).summary
     assert "2.00 GiB" in line
     assert "27,200 tokens: 3 sequences of 8,192 or 64 of 425" in line
 
@@ -72,7 +72,7 @@ def decide_states(left_mib: int, slot_mib: int, **settings: Any) -> memory_plan.
 def test_a_plain_model_has_no_slots() -> None:
     plan = decide(2 << 30)
     assert (plan.num_slots, plan.slot_bytes, plan.max_running, plan.states) == (0, 0, 64, "")
-    assert plan.line.endswith("of 425")
+    assert plan.summary.endswith("of 425")
 
 
 def test_slots_are_one_for_each_who_runs_four_to_keep_and_one_more() -> None:
@@ -121,4 +121,4 @@ def test_a_budget_that_is_raised_as_told_is_enough(tokens: int | None) -> None:
 
 def test_the_line_names_the_states_that_run_and_those_that_are_kept() -> None:
     plan = decide_states(1000, 1, max_running=8)
-    assert plan.line.endswith(", states 0.04 GiB = 8 running and 32 cached, each 1.0 MiB")
+    assert plan.summary.endswith(", states 0.04 GiB = 8 running and 32 cached, each 1.0 MiB")

@@ -256,8 +256,8 @@ def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
 def test_a_model_says_that_mlx_is_experimental_and_what_fits() -> None:
     found = loaded("llama")
     assert found.notes == (EXPERIMENTAL,)
-    assert found.plan.line.startswith("memory 8.00 GiB: model and libraries ")
-    assert found.plan.line.endswith("32 blocks of 16 = 512 tokens: 4 sequences of 128 or 4 of 128")
+    assert found.memory_plan.summary.startswith("memory 8.00 GiB: model and libraries ")
+    assert found.memory_plan.summary.endswith("32 blocks of 16 = 512 tokens: 4 sequences of 128 or 4 of 128")
     assert found.kv_layout == "mlx float32"
 
 
@@ -270,13 +270,13 @@ def test_a_model_with_windows_says_that_it_keeps_all_tokens() -> None:
 
 def test_keys_and_values_are_held_as_the_model_makes_them_or_as_is_asked_for() -> None:
     checkpoint = checkpoint_by_mlx("llama")
-    block_bytes = loaded("llama").plan.block_bytes
+    block_bytes = loaded("llama").memory_plan.block_bytes
     halves = (replace(ON_MLX, dtype="bfloat16"), "mlx bfloat16"), (replace(ON_MLX, kv_dtype="float16"), "mlx float16")
     for settings, layout in halves:
         found = load_backend(checkpoint, settings)
         assert found.kv_layout == layout
-        assert found.plan.block_bytes * 2 == block_bytes
-        assert found.runner.capacity.num_kv_bytes == found.plan.block_bytes
+        assert found.memory_plan.block_bytes * 2 == block_bytes
+        assert found.runner.capacity.num_kv_bytes == found.memory_plan.block_bytes
 
 
 def test_the_pool_is_there_from_the_start_and_close_gives_it_back() -> None:
@@ -285,8 +285,8 @@ def test_the_pool_is_there_from_the_start_and_close_gives_it_back() -> None:
     before = mx.get_active_memory()
     found = load_backend(checkpoint, replace(ON_MLX, max_sequence_tokens=1024, max_running=16))
     held = mx.get_active_memory() - before
-    pool_bytes = (found.plan.num_blocks + 1) * found.plan.block_bytes
-    assert found.plan.num_blocks == 1024
+    pool_bytes = (found.memory_plan.num_blocks + 1) * found.memory_plan.block_bytes
+    assert found.memory_plan.num_blocks == 1024
     assert held >= pool_bytes
     found.runner.close()
     gc.collect()
@@ -298,8 +298,8 @@ def test_what_mlx_holds_and_keeps_for_later_is_bounded() -> None:
     limit, kept = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
     mx.set_memory_limit(limit)
     mx.set_cache_limit(kept)
-    assert limit == found.plan.budget_bytes
-    assert kept == found.plan.step_bytes
+    assert limit == found.memory_plan.budget_bytes
+    assert kept == found.memory_plan.step_bytes
 
 
 def test_progress_ends_with_every_byte_of_the_files() -> None:

@@ -277,7 +277,7 @@ def test_bfloat16_weights_on_the_fast_path_are_near_float32_and_the_same_in_comp
         alone = [Machine(loaded.runner).alone(ask) for ask in asks]
         together = Machine(loaded.runner).run(asks)
         assert [one.tokens for one in alone] == [one.tokens for one in together]
-        found[dtype] = (loaded.plan, logits_of(loaded.runner, greedy_item(0, list(range(3, 30)), (1,))))
+        found[dtype] = (loaded.memory_plan, logits_of(loaded.runner, greedy_item(0, list(range(3, 30)), (1,))))
     (full_plan, full), (half_plan, half) = found.values()
     assert half_plan.block_bytes * 2 == full_plan.block_bytes
     assert not np.array_equal(full, half)

@@ -10,7 +10,7 @@ from quire.bench.load_run import LoadRun, Pace, RunClock
 from quire.bench.measures import max_concurrent
 from quire.bench.outcome import Outcome, Run
 from quire.errors import ConfigError
-from quire.workload.mixes import MIXES, MixSizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, sample_visits
 from quire.workload.visits import Visit
 from quire.workload.writing import SpanWriter
 from tests.support.errors import raises_code
@@ -74,7 +74,7 @@ def run(visits: Sequence[Visit], pace: Pace, failing: Sequence[str] = ()) -> tup
 
 
 def some(name: str, count: int, **sizes: int) -> list[Visit]:
-    return some_visits(MIXES[name], MixSizes(prompt_tokens=2, output_tokens=2, **sizes), "1", count)
+    return sample_visits(MIXES[name], MixSizes(prompt_tokens=2, output_tokens=2, **sizes), "1", count)
 
 
 def test_a_closed_loop_keeps_as_many_at_once_as_there_are_clients() -> None:

@@ -50,14 +50,14 @@ def test_an_open_loop_has_a_moment_for_every_visit(given: dict[str, Any], comes:
 
 def test_a_trace_comes_as_it_was_recorded_and_fits_the_model(trace: str) -> None:
     setup = LoadSetup(trace=trace, speedup=2.0)
-    visits = setup.visits("1", model_tokens=512)
+    visits = setup.visits("1", max_model_tokens=512)
     assert setup.pace(visits, "1").arrivals_s == (0.0, 0.5, 1.0, 1.5, 2.0)
     assert all(visit.turns[0].num_tokens + visit.turns[0].max_tokens <= 512 for visit in visits)
     assert len(LoadSetup(trace=trace, requests=3).visits("1")) == 3
 
 
 def test_the_context_given_goes_before_what_the_server_says(trace: str) -> None:
-    (first, *_) = LoadSetup(trace=trace, context=100).visits("1", model_tokens=512)
+    (first, *_) = LoadSetup(trace=trace, context=100).visits("1", max_model_tokens=512)
     assert first.turns[0].num_tokens + first.turns[0].max_tokens <= 100
 
 

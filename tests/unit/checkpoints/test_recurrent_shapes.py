@@ -16,8 +16,8 @@ from tests.support.errors import raises_code
 from tests.support.models.plain_hybrids import CONFIGS
 
 NATIVE = Path(__file__).parents[3] / "native" / "layers" / "recurrent.hpp"
-DELTA, SPACE, CONVOLUTION = CONFIGS["delta"], CONFIGS["space"], CONFIGS["convolution over three"]
-NEXT = CONFIGS["delta, inputs by key heads"]
+DELTA, SPACE, CONVOLUTION = CONFIGS["delta"], CONFIGS["ssm"], CONFIGS["convolution of kernel size 3"]
+NEXT = CONFIGS["delta, inputs grouped by key head"]
 
 
 def without(config: dict[str, Any], *names: str, **others: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def test_sizes_of_a_gated_delta_net() -> None:
 
 def test_sizes_of_a_state_space() -> None:
     layer = layer_of(SPACE)
-    assert layer.kind is RecurrentKind.SPACE
+    assert layer.kind is RecurrentKind.STATE_SPACE
     assert (layer.num_channels, layer.out_size, layer.norm_span) == (88 + 2 * 2 * 20, 88, 44)
     assert layer.in_size == 88 + 168 + 4
     assert (layer.value_size, layer.state_size) == (22, 4 * 32 * 20)

@@ -47,7 +47,7 @@ def large(name: str, **fields: Any) -> dict[str, Any]:
 
 def test_info_says_how_many_layers_keep_a_state_and_of_which_kind(tmp_path: Path) -> None:
     out = told(make_hybrid(tmp_path / "model"))
-    assert "2 of 3 layers keep a recurrent state of 0.001 MB (short convolutions)" in out
+    assert "2 of 3 layers with 0.001 MB of state per sequence (short convolutions)" in out
     assert "on the CPU backend, with quire's own kernels" in out
     assert ["state", "1,024", "bytes", "per", "sequence"] in [line.split() for line in out.splitlines()]
     assert "float32 KV and slots for states, and 0.5 GiB for libraries" in out
@@ -55,18 +55,18 @@ def test_info_says_how_many_layers_keep_a_state_and_of_which_kind(tmp_path: Path
 
 
 @pytest.mark.parametrize(("config", "words"), [
-    (CONFIGS["delta"], ("2 of 3 layers keep a recurrent state of 0.082 MB (gated delta nets)", "query and key norms")),
+    (CONFIGS["delta"], ("2 of 3 layers with 0.082 MB of state per sequence (gated delta nets)", "query and key norms")),
     (
-        CONFIGS["space"],
-        ("2 of 3 layers keep a recurrent state of 0.025 MB (Mamba-2)", "1 layers without position encoding"),
+        CONFIGS["ssm"],
+        ("2 of 3 layers with 0.025 MB of state per sequence (Mamba-2)", "1 layers without position encoding"),
     ),
     (
         large("delta", linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128),
-        ("24 of 30 layers keep a recurrent state of 52 MB (gated delta nets)", "query and key norms"),
+        ("24 of 30 layers with 52 MB of state per sequence (gated delta nets)", "query and key norms"),
     ),
     (
         large("delta", linear_num_value_heads=96, linear_key_head_dim=128, linear_value_head_dim=128),
-        ("24 of 30 layers keep a recurrent state of 155 MB (gated delta nets)", "query and key norms"),
+        ("24 of 30 layers with 155 MB of state per sequence (gated delta nets)", "query and key norms"),
     ),
 ])  # fmt: skip
 def test_parts_of_a_hybrid_are_told_in_words(config: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -102,6 +102,6 @@ def test_a_plain_model_is_told_nothing_of_states() -> None:
 def test_torch_refuses_a_hybrid_with_the_reason_it_was_asked(
     tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
-    write_hybrid(tmp_path, CONFIGS["space"])
+    write_hybrid(tmp_path, CONFIGS["ssm"])
     with pytest.raises(ConfigError, match=f"{reason}; models with recurrent layers run on the CPU backend only"):
         load_backend(resolve(str(tmp_path)), ModelSettings(memory_bytes=AMPLE_BYTES, **settings))

@@ -218,7 +218,7 @@ def test_info_says_what_a_model_is_made_of_and_what_runs_it() -> None:
     facts = facts_of(resolve(str(architectures.directory("gpt-oss"))))
     assert facts.not_supported is None
     assert facts.parts == (
-        "3 layers with 6 experts of 64, 2 used per token",
+        "3 layers with 6 experts of width 64, 2 used per token",
         "2 layers with a sliding window of 24 tokens",
         "yarn RoPE scaling",
         "attention sinks",

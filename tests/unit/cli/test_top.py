@@ -21,7 +21,7 @@ from quire.cli.watch.top_figures import (
 )
 from quire.cli.watch.top_glyphs import ASCII, UNICODE, Glyphs, bar, history_curve, proportional_widths
 from quire.cli.watch.top_picture import Frame, screen_lines
-from quire.cli.watch.watch_source import WatchGoneError
+from quire.cli.watch.watch_source import WatchError
 from quire.cli.watch.watched_state import read_snapshot
 from quire.core.inspect.snapshots import CellCounts
 from tests.support.servers.watch_stand_in import snapshot
@@ -224,7 +224,7 @@ class TestTheGlyphs:
 class TestTheSnapshots:
     @given(st.binary(max_size=100) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
     def test_what_is_no_snapshot_is_told_as_that(self, data: bytes | str) -> None:
-        with pytest.raises(WatchGoneError):
+        with pytest.raises(WatchError):
             read_snapshot(data if isinstance(data, bytes) else data.encode())
 
     def test_a_server_of_another_age_may_say_more_and_less(self) -> None:

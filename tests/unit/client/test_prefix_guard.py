@@ -92,7 +92,7 @@ def test_a_tenant_hears_of_its_own_lines_and_others_of_costs_alone() -> None:
     both = prompts.guard.warnings(prompts.now_s)
     assert {one.tenant for one in both} == {"one", "two"}
     assert [one.line for one in both] == [None, None]
-    assert all(one.line for one in prompts.guard.warnings(prompts.now_s, reads_lines=True))
+    assert all(one.line for one in prompts.guard.warnings(prompts.now_s, includes_lines=True))
 
 
 def test_prompts_of_other_tenants_and_cache_groups_are_not_compared() -> None:

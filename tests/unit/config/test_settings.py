@@ -297,7 +297,7 @@ def test_a_setting_whose_field_has_another_name_is_named_as_people_know_it(
 
 def test_head_starts_must_fall_with_their_classes(tmp_path: Path) -> None:
     message = refusal(tmp_path, flags={"head_start_normal_s": 61})
-    assert "head_start_high_s to be at least head_start_normal_s" in message
+    assert "head_start_high_s >= head_start_normal_s" in message
     assert "got 60, 61 and 0" in message
     assert load(tmp_path, flags={"head_start_normal_s": 60, "head_start_low_s": 60}).serving.head_start_low_s == 60
 

@@ -1,4 +1,4 @@
-"""Grammars on an oracle that says whatever it may: answers match, and are the same alone, in company, after a crash."""
+"""Grammars on an oracle that says whatever it may: answers match, and are the same alone, in a batch, after a crash."""
 
 import json
 from collections.abc import Callable, Sequence

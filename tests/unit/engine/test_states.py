@@ -33,7 +33,7 @@ class TornRunner(OracleRunner):
             raise TornError
         result = super().run(plan, masks)
         if at == "after the last keep":
-            for move in (*plan.slot_copies, *plan.keeps):
+            for move in (*plan.slot_copies, *plan.cache_copies):
                 self.states[move.dst] = 0xDEAD
             raise TornError
         return result

@@ -61,7 +61,7 @@ def found(source: str) -> tuple[ToolFormat | None, ReasoningFormat | None]:
         return template.render(messages, TemplateArguments(tools=[PROBE_TOOL], add_generation_prompt=begins)).text  # type: ignore[arg-type]
 
     try:
-        return tool_format(render, template.own_text, ["<|end|>"]), reasoning_format(render, template.own_text)
+        return tool_format(render, template.text, ["<|end|>"]), reasoning_format(render, template.text)
     finally:
         template.close()
 
@@ -87,11 +87,11 @@ def test_what_is_not_shown_counted_or_in_a_notation_of_its_own_is_unknown(calls:
 
 
 @pytest.mark.parametrize(
-    ("own_text", "form"),
+    ("template_text", "fmt"),
     [("<tool_call>", HERMES), (DEEPSEEK.marker, DEEPSEEK), ("<|channel|>analysis", HARMONY)],
 )
-def test_a_template_that_names_a_format_and_shows_no_call_has_that(own_text: str, form: ToolFormat) -> None:
-    assert found(HEAD + TAIL + "{# " + own_text + " #}")[0] is form
+def test_a_template_that_names_a_format_and_shows_no_call_has_that(template_text: str, fmt: ToolFormat) -> None:
+    assert found(HEAD + TAIL + "{# " + template_text + " #}")[0] is fmt
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
@@ -112,6 +112,6 @@ def test_tags_that_are_no_pair_are_no_thought() -> None:
 
 
 def test_a_prompt_is_inside_a_thought_if_it_ends_with_its_beginning() -> None:
-    form = ReasoningFormat("<think>", "</think>")
-    assert form.is_open("<|assistant|><think>\n")
-    assert not form.is_open("<|assistant|><think>\n\n</think>\n\n")
+    fmt = ReasoningFormat("<think>", "</think>")
+    assert fmt.is_open("<|assistant|><think>\n")
+    assert not fmt.is_open("<|assistant|><think>\n\n</think>\n\n")

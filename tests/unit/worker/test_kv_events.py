@@ -12,9 +12,10 @@ import zmq
 
 from quire.client.engines.served import ServedModel, Serving
 from quire.client.request.params import SamplingParams
+from quire.core.digests import block_hash
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.errors import ConfigError
-from quire.worker.child.kv_events import END, KVEventPublisher, block_hash
+from quire.worker.child.kv_events import END, KVEventPublisher
 from quire.worker.child.kv_snapshot import (
     PIECE_BLOCKS,
     POSITION,

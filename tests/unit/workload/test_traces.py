@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.workload.trace_requests import TraceRules, apply_rules, trace_requests
-from quire.workload.traces import CLASSES, ID_TOKENS, MAX_TOKEN_ID, Row, Trace, TraceError, read_trace, write_trace
+from quire.workload.traces import CLASSES, MAX_TOKEN_ID, SPAN_TOKENS, Row, Trace, TraceError, read_trace, write_trace
 
 SHAREGPT = {"input_toks": 3, "output_toks": 2, "arrival_time_ns": 1_500_000_000, "input_tok_ids": [0, 7, 9]}
 OWN = {"arrival_s": 0.0, "prompt_tokens": 40, "output_tokens": 2, "hash_ids": [5, 6], "block_tokens": 32}
@@ -54,7 +54,7 @@ def test_token_ids_are_the_prompt_and_no_answer_begins_like_one(tmp_path: Path) 
 
 
 def test_scaled_token_ids_share_what_they_shared() -> None:
-    common = tuple(range(100, 100 + 20 * ID_TOKENS))
+    common = tuple(range(100, 100 + 20 * SPAN_TOKENS))
     rows = (Row(0.0, 400, 8, token_ids=common + (1,) * 80), Row(1.0, 352, 8, token_ids=common + (2,) * 32))
     trace = Trace("t", rows).fitted(102)
     one, other = (asked.prompt for asked in trace_requests(trace))
@@ -124,7 +124,7 @@ def test_a_sample_that_was_written_gives_the_same_requests(tmp_path: Path) -> No
         (lines_of({**SHAREGPT, "input_tok_ids": [0, -1, 1]}), "expected token ids from 0 to"),
         (lines_of({**SHAREGPT, "input_tok_ids": "abc"}), "to be a list of integers, got str"),
         (lines_of({**OWN, "class": "first"}), "expected a class of high, normal, low, got 'first'"),
-        (lines_of({**OWN, "block_tokens": 0}), "a block of 1 to"),
+        (lines_of({**OWN, "block_tokens": 0}), "expected 1 to .* tokens per block"),
         (lines_of({**OWN, "arrival_s": float("nan")}), "a finite arrival time"),
         (lines_of({**OWN, "prompt_tokens": float("inf")}), "line 1"),
         (lines_of(OWN, SHAREGPT), "line 2"),

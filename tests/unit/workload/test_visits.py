@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.workload.mixes import MIXES, MixSizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, sample_visits
 from quire.workload.traces import Row, Trace, TraceError, read_trace
 from quire.workload.visits import Span
 from quire.workload.writing import TOKEN_IDS, WORDS, SpanWriter
@@ -37,8 +37,8 @@ def test_token_ids_stay_in_their_range_and_words_are_distinct() -> None:
 @pytest.mark.parametrize("name", MIXES)
 def test_a_mix_is_the_same_for_the_same_seed_and_makes_as_many_requests_as_asked(name: str) -> None:
     mix = MIXES[name]
-    visits = some_visits(mix, mix.sizes, "3", 25)
-    assert visits == some_visits(mix, mix.sizes, "3", 25)
+    visits = sample_visits(mix, mix.sizes, "3", 25)
+    assert visits == sample_visits(mix, mix.sizes, "3", 25)
     assert sum(len(visit.turns) for visit in visits) == 25
     assert len({visit.name for visit in visits}) == len(visits)
     assert all(span.num_tokens >= 1 for visit in visits for turn in visit.turns for span in turn.spans)
@@ -46,14 +46,14 @@ def test_a_mix_is_the_same_for_the_same_seed_and_makes_as_many_requests_as_asked
 
 def test_distinct_prompts_share_nothing_and_shared_ones_share_their_system_prompt() -> None:
     sizes = MixSizes(prompt_tokens=10, output_tokens=4, shared_tokens=30, num_groups=2)
-    alone = some_visits(MIXES["distinct"], sizes, "1", 20)
-    together = some_visits(MIXES["shared"], sizes, "1", 20)
+    alone = sample_visits(MIXES["distinct"], sizes, "1", 20)
+    together = sample_visits(MIXES["shared"], sizes, "1", 20)
     assert len({turn.spans for visit in alone for turn in visit.turns}) == 20
     assert {visit.system for visit in together} == {(Span("system 0", 30),), (Span("system 1", 30),)}
 
 
 def test_a_mixed_workload_has_every_class_with_its_priority() -> None:
-    visits = some_visits(MIXES["mixed"], MIXES["mixed"].sizes, "1", 200)
+    visits = sample_visits(MIXES["mixed"], MIXES["mixed"].sizes, "1", 200)
     assert {(visit.kind, visit.priority) for visit in visits} == {
         ("person", "high"),
         ("agent", "normal"),

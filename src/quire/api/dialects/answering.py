@@ -27,7 +27,7 @@ from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.cache_report import CacheReport
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import FieldNames, ignored_names
-from quire.api.dialects.resolved_request import ResolvedRequest, resolve
+from quire.api.dialects.resolved_request import ResolvedRequest, resolve_request
 from quire.api.dialects.response_writer import PieceBatch, ResponseWriter
 from quire.api.http.body import ClientGoneError, parse_object, while_client_stays
 from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of, invalid
@@ -130,7 +130,7 @@ class Dialect(BodyEndpoint):
         async with stream, AsyncExitStack() as stack:
             async with record.before_engine():
                 fields = await self.fields_of(body, record)
-                request = resolve(fields, models, bill.caller, record)
+                request = resolve_request(fields, models, bill.caller, record)
                 self._check_queue(request, record)
                 loading = stack.enter_async_context(models.using(request.model, request.tenant))
                 # A stream whose model may have to be loaded first gets keep-alives while it loads.

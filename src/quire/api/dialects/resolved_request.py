@@ -45,7 +45,7 @@ class ResolvedRequest(RequestOptions, frozen=True, kw_only=True):
         return replace(self, prompts=prompts, params=params, parts=parts, removed=removed, conversation=stored)
 
 
-def resolve(fields: GenerationFields, models: Models, caller: Caller, record: RequestRecord) -> ResolvedRequest:
+def resolve_request(fields: GenerationFields, models: Models, caller: Caller, record: RequestRecord) -> ResolvedRequest:
     """Return a request with the body's model, and its tenant and priority, capped at the key's ceiling. Cheap, because
     a full queue may refuse the request right after."""
     model = models.named(fields.model)

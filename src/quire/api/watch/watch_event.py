@@ -31,9 +31,9 @@ MAX_QUEUES = 200
 """Maximum number of queues (class and tenant) in an event; the longest ones are included."""
 
 
-def warnings_of(server: Admission, now_s: float, *, reads_lines: bool) -> list[dict[str, Any]]:
-    """Return the prefix guard's warnings. With `reads_lines` they include prompt lines, which are clients' text."""
-    warnings = server.prefix_guard.warnings(now_s, reads_lines=reads_lines)
+def warnings_of(server: Admission, now_s: float, *, includes_lines: bool) -> list[dict[str, Any]]:
+    """Return the prefix guard's warnings. With `includes_lines` they include prompt lines, which are clients' text."""
+    warnings = server.prefix_guard.warnings(now_s, includes_lines=includes_lines)
     return [
         {
             "tenant": warning.tenant,

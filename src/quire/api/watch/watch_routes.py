@@ -26,13 +26,13 @@ class WatchResponse(Response):
     background = None
 
     def __init__(
-        self, watchers: Watchers, model: ModelEntry, is_over: Callable[[], bool], *, reads_lines: bool
+        self, watchers: Watchers, model: ModelEntry, is_over: Callable[[], bool], *, includes_lines: bool
     ) -> None:
-        """`is_over` returns whether the subscriber's access has ended; `reads_lines`: warnings include prompt lines."""
+        """`is_over` returns whether the subscriber's access has ended; `includes_lines`: warnings have prompt lines."""
         self._watchers = watchers
         self._model = model
         self._is_over = is_over
-        self._reads_lines = reads_lines
+        self._includes_lines = includes_lines
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the newest event each time; a slow subscriber misses events."""
@@ -48,20 +48,20 @@ class WatchResponse(Response):
     async def _send_all(self, watch: ModelWatch, send: Send) -> None:
         number = num_rows = 0
         while True:
-            await watch.newer_than(number)
+            await watch.wait_for_newer(number)
             if watch.number <= number or self._is_over():
                 break
             number = watch.number
-            data, num_rows = watch.event_after(num_rows, reads_lines=self._reads_lines)
+            data, num_rows = watch.newest_event(num_rows, includes_lines=self._includes_lines)
             await send({"type": "http.response.body", "body": named_event(b"snapshot", data), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def watch_response(
-    watchers: Watchers, request: Request, *, reads_lines: bool, is_over: Callable[[], bool] = lambda: False
+    watchers: Watchers, request: Request, *, includes_lines: bool, is_over: Callable[[], bool] = lambda: False
 ) -> WatchResponse:
     """Return the event stream of the model that the request names."""
-    return WatchResponse(watchers, _model(watchers, request), is_over, reads_lines=reads_lines)
+    return WatchResponse(watchers, _model(watchers, request), is_over, includes_lines=includes_lines)
 
 
 async def block_response(watchers: Watchers, request: Request) -> Response:
@@ -78,7 +78,7 @@ async def block_response(watchers: Watchers, request: Request) -> Response:
 def _model(watchers: Watchers, request: Request) -> ModelEntry:
     """Return the model that the request names, by default the first."""
     name = request.query_params.get("model")
-    models = watchers.server.models
+    models = watchers.admission.models
     return next(iter(models)) if name is None else models.named(name)
 
 

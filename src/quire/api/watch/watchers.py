@@ -26,8 +26,8 @@ from quire.core.inspect.snapshots import EngineSnapshot
 class Watchers:
     """All subscribers of all models. Used from one event loop."""
 
-    def __init__(self, server: Admission, activity: Activity) -> None:
-        self.server = server
+    def __init__(self, admission: Admission, activity: Activity) -> None:
+        self.admission = admission
         self.activity = activity
         self._watches: dict[str, ModelWatch] = {}
 
@@ -40,8 +40,8 @@ class Watchers:
         """Subscribe to a model's events. Raises ApiError if there are too many subscribers."""
         if self.num_subscribers >= MAX_WATCHERS:
             message = (
-                f"expected at most {MAX_WATCHERS} watchers, {self.num_subscribers} are connected; "
-                "close another page, or try again later"
+                f"expected at most {MAX_WATCHERS} subscribers, got one more; close a dashboard page or a "
+                "`quire top`, or try again later"
             )
             raise ApiError(503, "too_many_watchers", message, retry_after_s=WATCH_RETRY_S)
         watch = self._watches.get(model.name)
@@ -61,7 +61,7 @@ class ModelWatch:
     """The events of one model, from its first subscriber to its last."""
 
     def __init__(self, watchers: Watchers, model: ModelEntry, watched_models: Collection[str]) -> None:
-        self._server = watchers.server
+        self._admission = watchers.admission
         self._activity = watchers.activity
         self._model = model
         self._watched_models = watched_models
@@ -69,10 +69,10 @@ class ModelWatch:
         self.number = 0
         """The number of the newest event."""
         self.is_over = False
-        """Whether there will be no more events, because the server ends."""
+        """Whether there will be no more events, because the server is shutting down."""
         self._event = b""
         self._warnings = {True: b"[]", False: b"[]"}
-        """Encoded warnings, by whether lines of clients' text are included."""
+        """Encoded warnings; under True they include prompt lines, which are clients' text."""
         self._snapshot: tuple[EngineSnapshot, float] | None = None
         """The engine's latest snapshot, and when it arrived."""
         self._client: EngineClient | None = None
@@ -81,22 +81,22 @@ class ModelWatch:
         self._task = asyncio.create_task(self._run(), name="quire-watchers")
 
     def end(self) -> None:
-        """Stop after the last subscriber left."""
+        """Stop publishing; called when the last subscriber has left."""
         self._task.cancel()
         self._follow(None)
 
-    async def newer_than(self, number: int) -> None:
-        """Wait until there is an event with a higher number, or there will be none."""
+    async def wait_for_newer(self, number: int) -> None:
+        """Wait for an event with a higher number, or for the end of the stream."""
         while self.number <= number and not self.is_over:
             await self._has_event.wait()
 
-    def event_after(self, num_rows: int, *, reads_lines: bool = False) -> tuple[bytes, int]:
-        """Return the newest event with the history rows after the first `num_rows`, and the number of rows now. With
-        `reads_lines`, warnings include lines of clients' text."""
+    def newest_event(self, num_seen_rows: int, *, includes_lines: bool = False) -> tuple[bytes, int]:
+        """Return the newest event with the history rows after the first `num_seen_rows`, and the number of all rows.
+        With `includes_lines`, warnings include prompt lines, which are clients' text."""
         activity = self._activity.of(self._model.name)
-        num_new = min(activity.num_rows - num_rows, len(activity.rows))
+        num_new = min(activity.num_rows - num_seen_rows, len(activity.rows))
         rows = list(activity.rows)[len(activity.rows) - num_new :] if num_new else []
-        suffix = b',"warnings":%b,"history":%b}' % (self._warnings[reads_lines], msgspec.json.encode(rows))
+        suffix = b',"warnings":%b,"history":%b}' % (self._warnings[includes_lines], msgspec.json.encode(rows))
         return self._event[:-1] + suffix, activity.num_rows
 
     async def _run(self) -> None:
@@ -125,15 +125,15 @@ class ModelWatch:
         snapshot = self._snapshot
         if snapshot is not None and not self._model.is_ready:
             snapshot = None  # it is from a worker that has ended
-        event = watch_event(self._server, self._activity, self._model, snapshot, self._watched_models)
+        event = watch_event(self._admission, self._activity, self._model, snapshot, self._watched_models)
         self._event = msgspec.json.encode(event)
         now_s = monotonic()
-        for reads_lines in self._warnings:
-            warnings = warnings_of(self._server, now_s, reads_lines=reads_lines)
-            self._warnings[reads_lines] = msgspec.json.encode(warnings)
+        for includes_lines in self._warnings:
+            warnings = warnings_of(self._admission, now_s, includes_lines=includes_lines)
+            self._warnings[includes_lines] = msgspec.json.encode(warnings)
         if self._snapshot is not None:  # each step is sent only once
             self._snapshot = msgspec.structs.replace(self._snapshot[0], steps=()), self._snapshot[1]
         self.number += 1
-        self.is_over = self._server.is_draining and not self._server.open_requests
+        self.is_over = self._admission.is_draining and not self._admission.open_requests
         event_sent, self._has_event = self._has_event, asyncio.Event()
         event_sent.set()

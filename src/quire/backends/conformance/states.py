@@ -27,7 +27,7 @@ def check_states(make_runner: MakeRunner) -> list[str]:
 def _step(
     core: StubCore, tokens: Sequence[int], blocks: Sequence[int], span: tuple[int, int], **copies: object
 ) -> RowResult:
-    """Feed tokens[first:end] in slot 1; `copies` are the plan's `slot_copies` (before) and `keeps` (after the item)."""
+    """Feed tokens[first:end] in slot 1; `copies` are the plan's `slot_copies` (before) and `cache_copies` (after)."""
     job: Job = job_for(1, tokens)
     item = job.item(tokens, blocks, *span)._replace(state_slot=1)
     return core.run_plan(StepPlan(0, (), (item,))._replace(**copies))[1]  # type: ignore[arg-type]
@@ -71,10 +71,10 @@ def _the_state_affects_tokens(core: StubCore) -> None:
 
 
 def _a_sequence_resumes_from_a_kept_state(core: StubCore) -> None:
-    """A step keeps (copies) a state after its items; a later step copies it back before its items."""
+    """A step caches (copies) a state after its items; a later step copies it back before its items."""
     tokens, size = prompt_of(core, NUM_TOKENS), 4
     expected = _run_in_one_step(core, tokens)
-    _step(core, tokens, (4, 5, 6), (0, size), **_reset_slot(), keeps=(SlotCopy(1, 2),))
+    _step(core, tokens, (4, 5, 6), (0, size), **_reset_slot(), cache_copies=(SlotCopy(1, 2),))
     _step(core, tokens, (4, 5, 6), (size, len(tokens)))
     row = _step(core, tokens, (4, 5, 6), (size, len(tokens)), slot_copies=(SlotCopy(2, 1),))
     require(row.token_ids == expected.token_ids, "expected the kept state to be that after the last token of its step")
@@ -83,7 +83,7 @@ def _a_sequence_resumes_from_a_kept_state(core: StubCore) -> None:
 def _slot_copies_run_in_order(core: StubCore) -> None:
     tokens = prompt_of(core, NUM_TOKENS)
     expected = _run_in_one_step(core, tokens)
-    _step(core, tokens, (4, 5, 6), (0, 5), **_reset_slot(), keeps=(SlotCopy(1, 3),))
+    _step(core, tokens, (4, 5, 6), (0, 5), **_reset_slot(), cache_copies=(SlotCopy(1, 3),))
     copies = (SlotCopy(3, 2), SlotCopy(ZERO_SLOT, 3), SlotCopy(2, 1))
     row = _step(core, tokens, (4, 5, 6), (5, len(tokens)), slot_copies=copies)
     require(row.token_ids == expected.token_ids, "expected slot copies in the order of the plan")

@@ -190,7 +190,7 @@ class Decoder:
 
 def _check_all_read(reader: WeightReader) -> None:
     """Raise CheckpointError if a tensor was not read, because then config and weights do not match."""
-    unread = sorted(name for name in reader.names if not name.endswith("rotary_emb.inv_freq"))
+    unread = sorted(name for name in reader.unread_names if not name.endswith("rotary_emb.inv_freq"))
     if unread:
         raise CheckpointError(
             f"{len(unread)} unused tensors in the checkpoint, the first is {unread[0]!r}; config.json and weights "

@@ -32,7 +32,7 @@ from quire.checkpoints.families.tensors import (
 
 NO_MIXTURE = (NO_LINEAR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 1.0)
 NO_RECURRENT = (0,) * 27 + (0.0, 0.0)
-RECURRENT_KINDS = {RecurrentKind.DELTA: 1, RecurrentKind.SPACE: 2, RecurrentKind.CONVOLUTION: 3}
+RECURRENT_KINDS = {RecurrentKind.DELTA: 1, RecurrentKind.STATE_SPACE: 2, RecurrentKind.CONVOLUTION: 3}
 """The numbers of these kinds in native/layers/recurrent.hpp."""
 LINE_FLOATS = 16
 """Floats per cache line; each layer's part of a state slot is aligned to it."""
@@ -184,7 +184,7 @@ class LayerWeights:
         addresses = [self._address_of(taps.reshape(layer.num_channels, layer.num_taps).T)]
         addresses += [self._optional_vector(f"{conv}.bias", vectors), self._log_decay(f"{stem}A_log", vectors)]
         addresses += [self._optional_vector(f"{stem}{name}", vectors) for name in ("dt_bias", "D", "norm.weight")]
-        keys_size, is_ssm = layer.num_key_heads * layer.key_size, layer.kind is RecurrentKind.SPACE
+        keys_size, is_ssm = layer.num_key_heads * layer.key_size, layer.kind is RecurrentKind.STATE_SPACE
         mixed_at, gate_at, rate_at, step_at = _offsets_in_row(layer)
         qkv_at = (layer.out_size + keys_size, layer.out_size, 0) if is_ssm else (0, keys_size, 2 * keys_size)
         return (
@@ -260,7 +260,7 @@ def _offsets_in_row(layer: RecurrentShape) -> tuple[int, int, int, int]:
     match layer.kind:
         case RecurrentKind.DELTA:
             return 0, channels, channels + out, channels + out + layer.num_heads
-        case RecurrentKind.SPACE:
+        case RecurrentKind.STATE_SPACE:
             return out, 0, 0, out + channels
         case RecurrentKind.CONVOLUTION:
             return 2 * channels, 0, channels, 0

@@ -117,7 +117,7 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
     shape = read_shape(config)
     reader = WeightReader(checkpoint, settings.dtype, report_read)
     logit_bytes = settings.max_step_tokens * shape.vocabulary_size * 4
-    memory_plan.check_weights_fit(budget_bytes, reader.num_bytes, largest_bytes=0, logit_bytes=logit_bytes)
+    memory_plan.check_weights_fit(budget_bytes, reader.unread_bytes, largest_bytes=0, logit_bytes=logit_bytes)
     packer = Packer(settings.arithmetic, _uses_amx(settings))
     model = Decoder(shape, reader, packer, settings.kv_dtype == "int8")
     on_read(total_bytes, total_bytes)  # file headers and unused tensors are skipped, not missing

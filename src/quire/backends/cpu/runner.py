@@ -1,4 +1,4 @@
-"""Runs a plan in one forward pass over all rows; copies recurrent states before the pass and keeps states after it."""
+"""Runs a plan in one forward pass over all rows; copies recurrent states before and after the pass."""
 
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
@@ -39,5 +39,5 @@ class CpuRunner(RunnerBase[Decoder, KVStore]):
         needed_rows = requested.needed_rows(len(batch.tokens))
         outputs = model.compute(batch, store, requested.rows, requested.num_sampled, needed_rows, states)
         if states is not None:
-            states.copy(plan.keeps)
+            states.copy(plan.cache_copies)
         return requested, outputs

@@ -21,7 +21,7 @@ from quire.backends.kernels.products import to_bf16
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families.matrix import HeadOrder, Matrix
 from quire.checkpoints.quantisation import MXFP4_GROUP, Quantisation, read_quantisation
-from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, numbers_of, opened_weights, read_rows
+from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, dequantize, opened_weights, read_rows
 from quire.errors import CheckpointError
 
 FORMAT_BY_DTYPE = {"float32": FORMATS["F32"], "bfloat16": FORMATS["BF16"]}
@@ -66,9 +66,9 @@ class FileRows:
         self.on_read(raw.nbytes)
         return raw
 
-    def numbers(self, first: int, end: int) -> Floats:
+    def as_float32(self, first: int, end: int) -> Floats:
         """Return rows as float32. Raises CheckpointError if a number is not finite."""
-        return _finite(numbers_of(self[first:end], self.tensor.type), self.tensor)
+        return _finite(dequantize(self[first:end], self.tensor.type), self.tensor)
 
     def parts(self) -> dict[str, StoredArray]:
         """Return all parts of a quantized weight."""
@@ -89,12 +89,12 @@ class WeightReader:
         self._on_read = on_read
 
     @property
-    def num_bytes(self) -> int:
+    def unread_bytes(self) -> int:
         """Approximate memory of all unread tensors once packed."""
         return sum(packed_bytes(tensor, self._dtype) for tensor in self._unread.values())
 
     @property
-    def names(self) -> frozenset[str]:
+    def unread_names(self) -> frozenset[str]:
         """Names of the tensors not read yet."""
         return frozenset(self._unread)
 
@@ -105,7 +105,7 @@ class WeightReader:
     def vector(self, name: str) -> Floats:
         """Return all numbers of a small tensor."""
         rows = self._take(name)
-        return rows.numbers(0, rows.tensor.num_rows).reshape(-1)
+        return rows.as_float32(0, rows.tensor.num_rows).reshape(-1)
 
     def bias(self, matrix: Matrix) -> Floats | None:
         """Return the bias of a matrix, if any."""
@@ -114,7 +114,7 @@ class WeightReader:
         return self.vector(matrix.bias)[row_order(matrix)]
 
     def source(self, matrix: Matrix) -> Source:
-        """Return a matrix as a source in the format that it has in memory."""
+        """Return a `Source` of a matrix's rows, in the format in which they will be stored in memory."""
         rows = self._take(matrix.name)
         if matrix.is_transposed and not rows.tensor.parts:
             return self._transposed(rows, matrix)
@@ -130,35 +130,35 @@ class WeightReader:
         columns = row_order(matrix) - expert * width
         fmt = format_of(rows.tensor, self._dtype)
 
-        def numbers(first: int, end: int) -> Floats:
-            return rows.numbers(expert * num_in, (expert + 1) * num_in).T[columns[first:end]]
+        def read_float32(first: int, end: int) -> Floats:
+            return rows.as_float32(expert * num_in, (expert + 1) * num_in).T[columns[first:end]]
 
-        return _float_source(fmt if fmt.name == "BF16" else FORMATS["F32"], (matrix.num_out, num_in), numbers)
+        return _float_source(fmt if fmt.name == "BF16" else FORMATS["F32"], (matrix.num_out, num_in), read_float32)
 
     def _all_rows(self, rows: FileRows, num_out: int, num_in: int) -> Source:
         tensor = rows.tensor
         if tensor.type == "MXFP4" and tensor.parts:
-            return self._in_set_dtype(mxfp4_source(rows, num_out, num_in))
+            return self._in_selected_dtype(mxfp4_source(rows, num_out, num_in))
         if self._quantisation is not None and tensor.parts:
-            return self._in_set_dtype(_finite_source(scheme_source(rows, self._quantisation), tensor))
+            return self._in_selected_dtype(_finite_source(scheme_source(rows, self._quantisation), tensor))
         if self._dtype not in FORMAT_BY_DTYPE and tensor.type not in FLOAT_BYTES.keys() - GGUF_NAMES:
             return _finite_source(gguf_source(tensor.type, rows, num_in), tensor)
-        return _float_source(format_of(tensor, self._dtype), (num_out, num_in), rows.numbers)
+        return _float_source(format_of(tensor, self._dtype), (num_out, num_in), rows.as_float32)
 
-    def _in_set_dtype(self, source: Source) -> Source:
+    def _in_selected_dtype(self, source: Source) -> Source:
         if self._dtype not in FORMAT_BY_DTYPE:
             return source
 
-        def numbers(first: int, end: int) -> Floats:
+        def read_float32(first: int, end: int) -> Floats:
             chunk = Source(
                 source.format, end - first, source.num_in, lambda a, b: source.read(first + a, first + b), source.group
             )
             return PackedWeight([chunk], Arena()).rows(np.arange(end - first))
 
-        return _float_source(FORMAT_BY_DTYPE[self._dtype], (source.num_out, source.num_in), numbers)
+        return _float_source(FORMAT_BY_DTYPE[self._dtype], (source.num_out, source.num_in), read_float32)
 
     def _take(self, name: str) -> FileRows:
-        """Look up a tensor whose name and shape `check_shapes` has verified. Raises CheckpointError on its type."""
+        """Look up a tensor that `check_shapes` has verified. Raises CheckpointError if its type is not supported."""
         self._unread.pop(name, None)
         tensor = self._tensors[name]
         types = [part.type for _, part in tensor.parts] or [tensor.type]
@@ -166,7 +166,7 @@ class WeightReader:
         if tensor.path.suffix == ".safetensors" and (unknown := sorted(set(types) - allowed.keys())):
             raise CheckpointError(
                 f"expected weights of type {', '.join(allowed)}, got {unknown[0]} for {name!r} in {tensor.path.name}; "
-                "choose a checkpoint that is not quantised, or its GGUF"
+                "choose an unquantised checkpoint of this model, or a GGUF of it"
             )
         return FileRows(tensor, self._on_read)
 
@@ -180,9 +180,9 @@ def row_order(matrix: Matrix) -> NDArray[np.int64]:
         rotated 0 1 2 3, fixed 4 5   ->   0 1 4  2 3 5        interleaved: 0 2 4  1 3 5
     """
     rows = matrix.first + matrix.step * np.arange(matrix.num_out)
-    if matrix.group_rows:
+    if matrix.group_stride:
         groups, offsets = np.divmod(np.arange(matrix.num_out), matrix.rows_per_group)
-        rows = matrix.first + groups * matrix.group_rows + offsets
+        rows = matrix.first + groups * matrix.group_stride + offsets
     if matrix.order is None:
         return rows
     return rows.reshape(-1, matrix.head_size)[:, element_order(matrix.order, matrix.head_size)].reshape(-1)
@@ -246,12 +246,12 @@ def mxfp4_source(rows: FileRows, num_out: int, num_in: int) -> Source:
     return Source(FORMATS["MXFP4"], num_out, num_in, read)
 
 
-def _float_source(fmt: WeightFormat, shape: tuple[int, int], numbers: Callable[[int, int], Floats]) -> Source:
-    """Return a float32 or bfloat16 source whose rows are computed by `numbers`."""
+def _float_source(fmt: WeightFormat, shape: tuple[int, int], read_float32: Callable[[int, int], Floats]) -> Source:
+    """Return a float32 or bfloat16 source whose rows are computed by `read_float32`."""
 
     def read(first: int, end: int) -> RowPiece:
-        wide = np.ascontiguousarray(numbers(first, end))
-        return RowPiece((to_bf16(wide) if fmt.name == "BF16" else wide).view(np.uint8))
+        values = np.ascontiguousarray(read_float32(first, end))
+        return RowPiece((to_bf16(values) if fmt.name == "BF16" else values).view(np.uint8))
 
     return Source(fmt, *shape, read)
 
@@ -285,19 +285,19 @@ def _is_finite(fmt: WeightFormat, piece: RowPiece) -> bool:
     if piece.scales is not None and not np.isfinite(piece.scales).all():
         return False
     if fmt.name in EXPONENTS:
-        return _has_no(piece.rows, *EXPONENTS[fmt.name])
+        return _finite_bits(piece.rows, *EXPONENTS[fmt.name])
     if fmt.name == "MXFP4":
         return int(_blocks(fmt, piece)[:, 0].max(initial=0)) <= LARGEST_POWER
     if fmt.name == "FP8_E4M3":
-        return _has_no(piece.rows, "u1", 0x7F)
+        return _finite_bits(piece.rows, "u1", 0x7F)
     blocks = _blocks(fmt, piece) if fmt.name in SCALE_OFFSETS else None
-    return blocks is None or all(_has_no(blocks[:, i : i + 2], *EXPONENTS["F16"]) for i in SCALE_OFFSETS[fmt.name])
+    return blocks is None or all(_finite_bits(blocks[:, i : i + 2], *EXPONENTS["F16"]) for i in SCALE_OFFSETS[fmt.name])
 
 
 def _blocks(fmt: WeightFormat, piece: RowPiece) -> NDArray[np.uint8]:
     return piece.rows.reshape(-1, fmt.block_bytes)
 
 
-def _has_no(rows: NDArray[np.uint8], int_type: str, mask: int) -> bool:
+def _finite_bits(rows: NDArray[np.uint8], int_type: str, mask: int) -> bool:
     bits = rows.view(int_type)
     return int((bits & bits.dtype.type(mask)).max(initial=0)) < mask

@@ -14,7 +14,7 @@ from quire.backends.torch.linear import LinearKind, choose_kind
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.tiles import MAX_ROWS_PER_CALL
 from quire.checkpoints import Checkpoint
-from quire.checkpoints.gguf.convert import in_safetensors
+from quire.checkpoints.gguf.convert import ensure_safetensors
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
@@ -54,7 +54,7 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
         logit_bytes=settings.max_step_tokens * int(config.get("vocab_size", 0) or 0) * 4,
     )
     note = f"{config['model_type']} runs through transformers' own modules"
-    return Adapter(config, in_safetensors(checkpoint), dtype, kind, device), (note, *_product_notes(kind))
+    return Adapter(config, ensure_safetensors(checkpoint), dtype, kind, device), (note, *_product_notes(kind))
 
 
 def _product_notes(kind: LinearKind) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Phrases for operators that describe a decoder's features beyond its sizes."""
+"""Phrases that describe a decoder's features, beyond its sizes, to the server's operator."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from quire.checkpoints.families.family import HeadNorms, RecurrentKind
 
 KIND_NAMES = {
     RecurrentKind.DELTA: "gated delta nets",
-    RecurrentKind.SPACE: "Mamba-2",
+    RecurrentKind.STATE_SPACE: "Mamba-2",
     RecurrentKind.CONVOLUTION: "short convolutions",
 }
 
@@ -31,14 +31,14 @@ def feature_phrases(shape: DecoderShape) -> Iterator[str]:
     if shape.recurrent is not None:
         state_mb = f"{shape.state_bytes / 1e6:.2g}" if shape.state_bytes < 100e6 else f"{shape.state_bytes / 1e6:,.0f}"
         kind = KIND_NAMES[shape.recurrent.kind]
-        yield f"{shape.num_recurrent} of {shape.num_layers} layers keep a recurrent state of {state_mb} MB ({kind})"
+        yield f"{shape.num_recurrent} of {shape.num_layers} layers with {state_mb} MB of state per sequence ({kind})"
     mixtures = Counter(
         (layer.mixture.num_experts, layer.mixture.intermediate_size, layer.mixture.num_used)
         for layer in layers
         if layer.mixture
     )
     for (experts, size, num_used_experts), count in mixtures.items():
-        yield f"{count} layers with {experts:,} experts of {size:,}, {num_used_experts} used per token"
+        yield f"{count} layers with {experts:,} experts of width {size:,}, {num_used_experts} used per token"
     windows = Counter(layer.window for layer in layers if layer.window is not None)
     for window, count in windows.items():
         yield f"{count} layers with a sliding window of {window:,} tokens"

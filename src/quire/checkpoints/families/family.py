@@ -18,7 +18,7 @@ class RecurrentKind(StrEnum):
     """Kind of recurrent layer; see native/layers/recurrent.hpp."""
 
     DELTA = "delta"  # gated delta net
-    SPACE = "space"  # state space (Mamba-2)
+    STATE_SPACE = "space"  # state space (Mamba-2)
     CONVOLUTION = "convolution"
 
 

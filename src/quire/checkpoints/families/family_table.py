@@ -186,7 +186,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "granitemoehybrid": Family(
-        recurrent=RecurrentKind.SPACE,
+        recurrent=RecurrentKind.STATE_SPACE,
         has_fused_gate=True,
         is_split_in_gguf=True,
         rope_switch="position_embedding_type",

@@ -30,7 +30,7 @@ class Matrix:
     """Size of the heads permuted by `order`."""
     bias: str | None = None
     bias_shape: Shape = ()
-    group_rows: int = 0
+    group_stride: int = 0
     """Rows per group of the tensor's rows; of each group, `rows_per_group` rows from `first` are used. 0: no groups."""
     rows_per_group: int = 0
     """Number of rows used from each group."""

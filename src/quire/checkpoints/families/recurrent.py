@@ -52,7 +52,7 @@ class RecurrentShape:
         match self.kind:
             case RecurrentKind.DELTA:
                 return self.num_channels + self.out_size + 2 * self.num_heads
-            case RecurrentKind.SPACE:
+            case RecurrentKind.STATE_SPACE:
                 return self.num_channels + self.out_size + self.num_heads
             case RecurrentKind.CONVOLUTION:
                 return 3 * self.num_channels
@@ -86,7 +86,7 @@ def recurrent_shape(family: Family, config: Mapping[str, Any], *, is_tiled: bool
     match family.recurrent:
         case RecurrentKind.DELTA:
             shape = _delta(config, is_tiled=is_tiled)
-        case RecurrentKind.SPACE:
+        case RecurrentKind.STATE_SPACE:
             shape = _space(config)
         case _:
             hidden, taps = size_of(config, "hidden_size"), size_of(config, "conv_L_cache", 3)
@@ -138,7 +138,7 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
         pairs = zip(limits, defaults, strict=True)
         min_step, max_step = (float(limit) if type(limit) in (int, float) else default for limit, default in pairs)
     return RecurrentShape(
-        RecurrentKind.SPACE,
+        RecurrentKind.STATE_SPACE,
         num_taps=size_of(config, "mamba_d_conv"),
         num_channels=inner + 2 * groups * key_size,
         out_size=inner,

@@ -9,7 +9,7 @@ from quire.checkpoints.families.recurrent import RecurrentShape
 
 NAME_PREFIXES = {
     RecurrentKind.DELTA: "linear_attn.",
-    RecurrentKind.SPACE: "mamba.",
+    RecurrentKind.STATE_SPACE: "mamba.",
     RecurrentKind.CONVOLUTION: "conv.",
 }
 """Prefix of tensor names within a layer."""
@@ -53,7 +53,7 @@ def other_tensors_of(shape: DecoderShape, layer: RecurrentShape, prefix: str) ->
         shapes[f"{name_prefix}{conv}.bias"] = (layer.num_channels,)
     if layer.kind is RecurrentKind.CONVOLUTION:
         return shapes
-    is_mamba = layer.kind is RecurrentKind.SPACE
+    is_mamba = layer.kind is RecurrentKind.STATE_SPACE
     per_head: Shape = (layer.num_heads,)
     norm_shape: Shape = (layer.out_size if is_mamba else layer.norm_span,)
     if is_gguf and is_mamba:
@@ -67,8 +67,8 @@ def other_tensors_of(shape: DecoderShape, layer: RecurrentShape, prefix: str) ->
 
 def _grouped(name: str, num_out: int, num_in: int, sizes: tuple[int, ...]) -> Iterator[Matrix]:
     """Yield the matrices of a tensor with grouped rows; a group has `sizes[i]` rows of matrix i, in this order."""
-    group_rows, offset = sum(sizes), 0
+    group_stride, offset = sum(sizes), 0
     for size in sizes:
-        count = num_out // group_rows * size
-        yield Matrix(name, (num_out, num_in), count, offset, group_rows=group_rows, rows_per_group=size)
+        count = num_out // group_stride * size
+        yield Matrix(name, (num_out, num_in), count, offset, group_stride=group_stride, rows_per_group=size)
         offset += size

@@ -162,7 +162,7 @@ def _qkv(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[Matr
     prefix += "self_attn."
     if family.has_output_gate:
         joint = plain_matrix(f"{prefix}q_proj", 2 * sizes.pop("q"), hidden, has_bias)
-        query = replace(joint, num_out=joint.num_out // 2, group_rows=2 * size, rows_per_group=size, head_size=size)
+        query = replace(joint, num_out=joint.num_out // 2, group_stride=2 * size, rows_per_group=size, head_size=size)
         gate = replace(query, first=size)
         yield replace(query, order=order)
     for name, num_out in sizes.items():

@@ -181,7 +181,7 @@ def _recurrent_fields(metadata: Metadata, arch: str, model_type: str, num_layers
     if kind is RecurrentKind.DELTA:
         inner = metadata.count(f"{arch}.ssm.inner_size")
         fields["linear_value_head_dim"] = inner // metadata.count(f"{arch}.ssm.time_step_rank")
-    if kind is RecurrentKind.SPACE:
+    if kind is RecurrentKind.STATE_SPACE:
         fields["mamba_expand"] = metadata.count(f"{arch}.ssm.inner_size") // metadata.count(f"{arch}.embedding_length")
         if metadata.flag(f"{arch}.rope.scaling.finetuned", True):
             fields["position_embedding_type"] = "rope"

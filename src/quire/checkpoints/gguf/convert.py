@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.checkpoints.cache import UNFINISHED, check_free_space
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.progress import Progress, quiet
-from quire.checkpoints.stored_tensors import StoredTensor, numbers_of, opened_weights, read_rows
+from quire.checkpoints.stored_tensors import StoredTensor, dequantize, opened_weights, read_rows
 from quire.checkpoints.weights import SINGLE_NAME
 from quire.errors import CheckpointError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SLICE_VALUES = 2 * 1024 * 1024
+CHUNK_VALUES = 2 * 1024 * 1024
 """Values per chunk: 8 MiB as 32-bit floats, about 40 MiB with the temporaries of dequantization."""
 CONVERTIBLE_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose tensors differ only by name between GGUF and Hugging Face format."""
@@ -30,14 +30,14 @@ HALF_TYPES = {"F16": 2, "BF16": 2}
 """Types that are copied unchanged, and their bytes per value; all other types become F32."""
 
 
-def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
+def ensure_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
     """Return the directory with safetensors weights, converted if necessary. Raises CheckpointError."""
     final = checkpoint.directory / SINGLE_NAME
     if checkpoint.source == checkpoint.directory or final.is_file():
         return checkpoint.directory
-    if checkpoint.config["model_type"] not in CONVERTIBLE_TYPES:
-        need = f"a GGUF file of {', '.join(CONVERTIBLE_TYPES)} for torch, got {checkpoint.config['model_type']}"
-        raise CheckpointError(f"expected {need}; use the CPU backend, or the model's safetensors")
+    if (model_type := checkpoint.config["model_type"]) not in CONVERTIBLE_TYPES:
+        message = f"for torch, expected a GGUF model of type {' or '.join(CONVERTIBLE_TYPES)}, got {model_type}"
+        raise CheckpointError(f"{message}; use the CPU backend, or the model's safetensors")
     try:
         _write(checkpoint, final, progress)
     except OSError as error:
@@ -58,9 +58,9 @@ def _write(checkpoint: Checkpoint, final: Path, progress: Progress) -> None:
         with open(descriptor, "wb") as out:
             out.write(_safetensors_header(items))
             for name, tensor in items:
-                for piece in _converted_pieces(name, tensor):
-                    out.write(piece)
-                    done_bytes += piece.nbytes
+                for chunk in _converted_chunks(name, tensor):
+                    out.write(chunk)
+                    done_bytes += chunk.nbytes
                     progress(f"converting {checkpoint.source.name}", done_bytes, total_bytes)
             out.flush()
             os.fsync(out.fileno())  # after a power failure the file must not exist with missing content
@@ -91,15 +91,15 @@ def _safetensors_header(items: list[tuple[str, StoredTensor]]) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _converted_pieces(name: str, tensor: StoredTensor) -> Iterator[memoryview]:
+def _converted_chunks(name: str, tensor: StoredTensor) -> Iterator[memoryview]:
     """Yield the tensor's rows in the output dtype, a few at a time."""
     import numpy as np
 
-    step = max(1, SLICE_VALUES // tensor.shape[-1])
+    step = max(1, CHUNK_VALUES // tensor.shape[-1])
     with opened_weights(tensor.path) as source:
         for first in range(0, tensor.num_rows, step):
             rows = read_rows(source, tensor, first, min(step, tensor.num_rows - first))
-            values = _require_finite(name, numbers_of(rows, tensor.type))
+            values = _require_finite(name, dequantize(rows, tensor.type))
             output = rows if tensor.type in HALF_TYPES else values
             yield np.ascontiguousarray(output).reshape(-1).data.cast("B")
 

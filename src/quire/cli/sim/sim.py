@@ -14,7 +14,7 @@ from quire.cli.sim.trace_flags import TraceFlags
 if TYPE_CHECKING:
     from quire.sim.server.report import Report
 
-TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT, quire or its server, or Azure's CSV; also as .gz."
+TRACE_HELP = "A trace to replay: JSONL (Mooncake, ShareGPT, quire, quire serve --trace) or Azure's CSV; also as .gz."
 
 
 @with_fields(TraceFlags, "With a trace: ")
@@ -29,15 +29,15 @@ def sim(
 ) -> None:
     """Simulate a server: real scheduler and KV memory, a simulated device and a simulated clock.
 
-    With a trace, a server or a whole fleet serves its requests, and the clock follows a profile of a machine.
+    With a trace, replay its requests on a server or a fleet; steps take as long as a machine's profile predicts.
     """
     from quire.sim.server.config import make_config
     from quire.sim.server.simulation import Simulation
     from quire.workload.scenarios import SCENARIOS
 
     if show_list:
-        for listed in SCENARIOS.values():
-            typer.echo(f"{listed.name:10} {listed.purpose}")
+        for known_scenario in SCENARIOS.values():
+            typer.echo(f"{known_scenario.name:10} {known_scenario.purpose}")
         return
     if trace is not None:
         from quire.cli.sim.trace import simulate_trace
@@ -75,11 +75,11 @@ def _print_tables(report: "Report") -> None:
     totals = report.totals
     hit_rate = totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0
     title = f"{report.config.scenario}, seed {report.config.seed}"
-    endings = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.reasons().items()))
+    endings = ", ".join(f"{reason} {count:,}" for reason, count in sorted(report.reasons().items()))
     rows = (
         ("requests", f"{len(report.ledger.entries):,} accepted, {totals.num_refused:,} too large"),
         ("rejected", f"{totals.num_turned_away:,} times, {totals.num_displaced:,} displaced"),
-        ("continuations ended", endings or "none"),
+        ("finish reasons", endings or "none"),
         ("steps", f"{totals.num_steps:,} in {report.simulated_s:,.1f} simulated seconds"),
         ("tokens computed", f"{totals.num_computed_tokens:,} ({totals.num_recomputed_tokens:,} recomputed)"),
         ("tokens produced", f"{totals.num_output_tokens:,}"),
@@ -87,7 +87,7 @@ def _print_tables(report: "Report") -> None:
         ("preemptions", f"{totals.num_preemptions:,}"),
         ("blocks evicted", f"{totals.num_evictions:,}"),
         ("runner crashes", f"{totals.num_crashes:,}"),
-        ("event log", report.log_digest),
+        ("event log digest", report.log_digest),
     )
     print_table(title, ("metric", "value"), rows)
     waits = [

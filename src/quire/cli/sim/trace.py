@@ -133,6 +133,6 @@ def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile")
         ("TPOT", f"p50 {tpot.p50 * 1e3:.0f} ms, p95 {tpot.p95 * 1e3:.0f} ms"),
         ("members", f"{len(report.members):,}, busy {report.utilisation:.0%} of the time"),
         ("maximum work over mean", f"{report.imbalance:.2f}"),
-        ("event log", report.log_digest),
+        ("event log digest", report.log_digest),
     )
     print_table(f"{trace.name}, {profile.origin}", ("metric", "value"), rows)

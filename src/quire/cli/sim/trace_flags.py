@@ -23,12 +23,12 @@ class FleetFlags:
     pool: int = flag(3000, "KV blocks per member.", min=2)
     block_size: int = flag(512, "tokens per block.", min=1)
     step_tokens: int = flag(8192, "maximum tokens per step.", min=1)
-    step_ms: int = flag(0, "maximum milliseconds of a step with prompts; 0: as long as step-tokens take.", min=0)
+    step_ms: int = flag(0, "maximum milliseconds of a step with prefill; 0: limited only by --step-tokens.", min=0)
     running: int = flag(256, "maximum sequences that run at once.", min=1)
-    speedup: float = flag(1.0, "how many times as fast requests arrive.", min=1e-6)
+    speedup: float = flag(1.0, "factor by which arrivals are sped up.", min=1e-6)
     share: float = flag(1.0, "share of the conversations to use.", min=0.0, max=1.0)
     tenants: int = flag(1, "number of tenants, assigned by conversation.", min=1)
-    classes: str = flag("", "shares of classes, such as high=0.1,low=0.3.")
+    classes: str = flag("", "class shares such as high=0.1,low=0.3; rest normal.")
     profile: str = flag(
         "prompt=16000,answer=100",
         "duration of steps: a file from `quire bench engine --profile`, or numbers by hand.",

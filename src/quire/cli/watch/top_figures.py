@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.watch.watched_state import MAX_ROWS, SeenRates, SeenSnapshot, SeenStep
+from quire.cli.watch.watched_state import MAX_ROWS, WatchedRates, WatchedSnapshot, WatchedStep
 from quire.core.inspect.snapshots import CellCounts
 
 VERSION = 1
@@ -27,13 +27,13 @@ class TopMetrics:
     """Metrics of one server since watching began; `snapshot` is the latest snapshot."""
 
     server: str
-    snapshot: SeenSnapshot | None = None
-    steps: deque[SeenStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
-    history: deque[SeenRates] = field(default_factory=lambda: deque(maxlen=HOUR_ROWS))
+    snapshot: WatchedSnapshot | None = None
+    steps: deque[WatchedStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    history: deque[WatchedRates] = field(default_factory=lambda: deque(maxlen=HOUR_ROWS))
     _since_s: float = 0.0
     """Start of watching, by the server's clock."""
 
-    def add(self, snapshot: SeenSnapshot) -> None:
+    def add(self, snapshot: WatchedSnapshot) -> None:
         """Add one snapshot. Starts over if the model changed or the server restarted."""
         if self.snapshot is None or self.snapshot.model != snapshot.model or snapshot.at_s < self.snapshot.at_s:
             self.clear()  # another model, or the server restarted

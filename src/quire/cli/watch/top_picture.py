@@ -11,7 +11,7 @@ from rich.text import Text
 from quire.cli.shared.columns import plain
 from quire.cli.watch.top_figures import STATES, TopMetrics, duration, number, percent
 from quire.cli.watch.top_glyphs import STYLES, Glyphs, bar, history_curve
-from quire.cli.watch.watched_state import SeenEngine, SeenSnapshot
+from quire.cli.watch.watched_state import WatchedEngine, WatchedSnapshot
 from quire.core.inspect.snapshots import RunningFigures
 
 MAX_NAME_CHARS = 64
@@ -120,7 +120,7 @@ def _current_metrics(metrics: TopMetrics, frame: Frame) -> list[Text]:
     return [*lines, _curve_line(label, curve, f" max {number(maximum)}", frame)]
 
 
-def _engine(engine: SeenEngine | None) -> list[tuple[str, str]]:
+def _engine(engine: WatchedEngine | None) -> list[tuple[str, str]]:
     """Return the computed tokens and, if the current step takes long, its duration so far."""
     if engine is None:
         return []
@@ -134,7 +134,7 @@ def _curve_line(label: str, curve: str, suffix: str, frame: Frame) -> Text:
     return line
 
 
-def _pool(snapshot: SeenSnapshot, frame: Frame) -> list[Text]:
+def _pool(snapshot: WatchedSnapshot, frame: Frame) -> list[Text]:
     pool = snapshot.shown_pool
     if pool is None:
         return [_heading("pool: no data, the model is not loaded", frame)]
@@ -175,7 +175,7 @@ def _steps(metrics: TopMetrics, frame: Frame) -> list[Text]:
     return lines
 
 
-def _lists(snapshot: SeenSnapshot, frame: Frame) -> list[Text]:
+def _lists(snapshot: WatchedSnapshot, frame: Frame) -> list[Text]:
     half = frame.width // 2
     queue = [
         f"{entry.num_requests:>6,}  {_name(entry.priority.lower(), 7):<7} {_name(entry.tenant, half - 18)}"
@@ -210,7 +210,7 @@ def _side_by_side(left: Text, right: Text, half: int) -> Text:
     return left.append_text(right)
 
 
-def _notes(snapshot: SeenSnapshot, frame: Frame) -> list[Text]:
+def _notes(snapshot: WatchedSnapshot, frame: Frame) -> list[Text]:
     lines = list[Text]()
     if snapshot.fleet is not None:
         quarantined = f", {snapshot.fleet.num_quarantined} quarantined" if snapshot.fleet.num_quarantined else ""

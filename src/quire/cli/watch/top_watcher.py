@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 from quire.cli.watch.top_figures import TopMetrics
-from quire.cli.watch.watch_source import WatchGoneError, WatchSource
-from quire.cli.watch.watched_state import SeenModel, read_snapshot
+from quire.cli.watch.watch_source import WatchError, WatchSource
+from quire.cli.watch.watched_state import WatchedModel, read_snapshot
 from quire.errors import ConfigError, QuireError
 
 RETRY_S = 1.0
@@ -63,7 +63,7 @@ class TopWatcher:
         while not self._is_stopped.is_set():
             try:
                 self._read_stream()
-            except WatchGoneError as error:
+            except WatchError as error:
                 self._report(message=str(error))
                 if self._metrics.snapshot is None and not self._is_stopped.is_set():
                     self._report(fatal_error=_unreachable(error))
@@ -94,7 +94,7 @@ class TopWatcher:
         self._has_update.set()
 
 
-def _next_name(name: str, models: tuple[SeenModel, ...]) -> str:
+def _next_name(name: str, models: tuple[WatchedModel, ...]) -> str:
     names = [model.name for model in models]
     return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
 
@@ -108,11 +108,11 @@ def fetch_once(source: WatchSource, model: str | None) -> TopMetrics:
                 metrics.add(read_snapshot(data))
                 if metrics.snapshot is not None and metrics.snapshot.shown_pool is not None:
                     break
-    except WatchGoneError as error:
+    except WatchError as error:
         if metrics.snapshot is None:
             raise _unreachable(error) from error
     return metrics
 
 
-def _unreachable(error: WatchGoneError) -> ConfigError:
+def _unreachable(error: WatchError) -> ConfigError:
     return ConfigError(f"{error}; start a server with: quire serve MODEL", code="server_unreachable")

@@ -22,7 +22,7 @@ PERMANENT_STATUSES = frozenset({400, 401, 403, 404, 405})
 """Status codes of permanent errors. Other errors may be temporary: the server may be starting, draining or full."""
 
 
-class WatchGoneError(OSError):
+class WatchError(OSError):
     """The watch stream broke or is unavailable; a retry may succeed."""
 
 
@@ -43,15 +43,15 @@ class WatchSource:
         return replace(server, path=ADMIN_PREFIX if self.socket_path is None else "", socket_path=self.socket_path)
 
     def snapshots(self, model: str | None = None) -> Generator[bytes, None, None]:
-        """Yield snapshots as JSON. Raises RequestError if the server rejects the request, WatchGoneError at the end."""
+        """Yield snapshots as JSON. Raises RequestError if the server rejects the request, WatchError at the end."""
         route = "/watch" if model is None else f"/watch?model={quote(model, safe='')}"
         try:
             yield from iterate(self._snapshots(route))
-        except WatchGoneError:
+        except WatchError:
             raise
         except (OSError, MessageError) as error:
-            raise WatchGoneError(f"no snapshots from {self.url}: {error}") from error
-        raise WatchGoneError("the server closed the stream")
+            raise WatchError(f"no snapshots from {self.url}: {error}") from error
+        raise WatchError("the server closed the stream")
 
     async def _snapshots(self, route: str) -> AsyncGenerator[bytes, None]:
         async with HttpClient(self.server, read_s=READ_TIMEOUT_S).request("GET", route) as response:
@@ -66,7 +66,7 @@ def _refusal(status: int, body: bytes) -> Exception:
     refusal = response_error(status, body)
     reason = plain(str(refusal))[:MAX_REASON_CHARS]
     if status not in PERMANENT_STATUSES:
-        return WatchGoneError(reason)
+        return WatchError(reason)
     if status in (401, 403):
         reason += "; pass an admin key with --key, or run this on the server's own machine"
     if status == 404:

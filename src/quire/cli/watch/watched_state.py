@@ -1,24 +1,24 @@
-"""The parts (`Seen...`) of a server's snapshot that `quire top` reads. Unknown fields are ignored and missing fields
+"""The parts (`Watched...`) of a server's snapshot that `quire top` reads. Unknown fields are ignored and missing fields
 have defaults, so that servers of other versions can be watched too.
 """
 
 import msgspec
 
-from quire.cli.watch.watch_source import WatchGoneError
+from quire.cli.watch.watch_source import WatchError
 from quire.core.inspect.snapshots import PoolCells, RunningFigures
 
 MAX_ROWS = 1024
 """Maximum number of printed items of each list, because the server is not trusted."""
 
 
-class SeenModel(msgspec.Struct, frozen=True):
+class WatchedModel(msgspec.Struct, frozen=True):
     """One model of the server."""
 
     name: str
     state: str = ""
 
 
-class SeenStep(msgspec.Struct, frozen=True):
+class WatchedStep(msgspec.Struct, frozen=True):
     """One step of the engine."""
 
     at_s: float
@@ -27,7 +27,7 @@ class SeenStep(msgspec.Struct, frozen=True):
     ms: float = 0.0
 
 
-class SeenQueue(msgspec.Struct, frozen=True, rename={"priority": "class"}):
+class WatchedQueue(msgspec.Struct, frozen=True, rename={"priority": "class"}):
     """Number of waiting requests of one tenant and priority class."""
 
     priority: str = ""
@@ -35,7 +35,7 @@ class SeenQueue(msgspec.Struct, frozen=True, rename={"priority": "class"}):
     num_requests: int = 0
 
 
-class SeenMisses(msgspec.Struct, frozen=True):
+class WatchedMisses(msgspec.Struct, frozen=True):
     """Cache misses for one reason."""
 
     reason: str = ""
@@ -43,7 +43,7 @@ class SeenMisses(msgspec.Struct, frozen=True):
     num_requests: int = 0
 
 
-class SeenTotals(msgspec.Struct, frozen=True):
+class WatchedTotals(msgspec.Struct, frozen=True):
     """Counters since the server started."""
 
     num_prompt_tokens: int = 0
@@ -53,7 +53,7 @@ class SeenTotals(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
 
 
-class SeenRates(msgspec.Struct, frozen=True):
+class WatchedRates(msgspec.Struct, frozen=True):
     """Rates over one interval of a few seconds in the last hour."""
 
     at_s: float
@@ -63,7 +63,7 @@ class SeenRates(msgspec.Struct, frozen=True):
     hit_rate: float | None = None
 
 
-class SeenWorker(msgspec.Struct, frozen=True):
+class WatchedWorker(msgspec.Struct, frozen=True):
     """One worker process."""
 
     number: int = 0
@@ -71,8 +71,8 @@ class SeenWorker(msgspec.Struct, frozen=True):
     why: str | None = None
 
 
-class SeenWarning(msgspec.Struct, frozen=True):
-    """A prompt line that varies between requests and so invalidates cached prefixes, and the tokens lost by that."""
+class WatchedWarning(msgspec.Struct, frozen=True):
+    """A prompt line that varies between requests, and the prompt tokens that were recomputed because of it."""
 
     tenant: str = ""
     line: str = ""
@@ -81,7 +81,7 @@ class SeenWarning(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
-class SeenEngine(msgspec.Struct, frozen=True):
+class WatchedEngine(msgspec.Struct, frozen=True):
     """Progress counters of the engine."""
 
     num_steps: int = 0
@@ -90,7 +90,7 @@ class SeenEngine(msgspec.Struct, frozen=True):
     """Duration of the current step so far."""
 
 
-class SeenFleet(msgspec.Struct, frozen=True):
+class WatchedFleet(msgspec.Struct, frozen=True):
     """The members of a gateway."""
 
     members: tuple[dict[str, object], ...] = ()
@@ -99,23 +99,23 @@ class SeenFleet(msgspec.Struct, frozen=True):
     hit_rate: float | None = None
 
 
-class SeenSnapshot(msgspec.Struct, frozen=True):
+class WatchedSnapshot(msgspec.Struct, frozen=True):
     """One snapshot event of the watch stream."""
 
     at_s: float
     model: str = ""
-    models: tuple[SeenModel, ...] = ()
+    models: tuple[WatchedModel, ...] = ()
     pool: PoolCells | None = None
-    steps: tuple[SeenStep, ...] = ()
+    steps: tuple[WatchedStep, ...] = ()
     running: tuple[RunningFigures, ...] = ()
-    queue: tuple[SeenQueue, ...] = ()
-    misses: tuple[SeenMisses, ...] = ()
-    totals: SeenTotals = SeenTotals()
-    history: tuple[SeenRates, ...] = ()
-    workers: tuple[SeenWorker, ...] = ()
-    fleet: SeenFleet | None = None
-    engine: SeenEngine | None = None
-    warnings: tuple[SeenWarning, ...] = ()
+    queue: tuple[WatchedQueue, ...] = ()
+    misses: tuple[WatchedMisses, ...] = ()
+    totals: WatchedTotals = WatchedTotals()
+    history: tuple[WatchedRates, ...] = ()
+    workers: tuple[WatchedWorker, ...] = ()
+    fleet: WatchedFleet | None = None
+    engine: WatchedEngine | None = None
+    warnings: tuple[WatchedWarning, ...] = ()
 
     @property
     def shown_pool(self) -> PoolCells | None:
@@ -124,9 +124,9 @@ class SeenSnapshot(msgspec.Struct, frozen=True):
         return pool if pool is not None and pool.num_blocks and any(msgspec.structs.astuple(pool.counts)) else None
 
 
-def read_snapshot(data: bytes) -> SeenSnapshot:
-    """Parse a snapshot. Raises WatchGoneError for a malformed snapshot."""
+def read_snapshot(data: bytes) -> WatchedSnapshot:
+    """Parse a snapshot. Raises WatchError for a malformed snapshot."""
     try:
-        return msgspec.json.decode(data, type=SeenSnapshot)
+        return msgspec.json.decode(data, type=WatchedSnapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WatchGoneError(f"malformed snapshot: {error}; does the server have this version of quire?") from error
+        raise WatchError(f"malformed snapshot: {error}; check that the server runs this version of quire") from error

@@ -39,7 +39,7 @@ class _OpenReply:
         self.reply = reply
 
     def show(self, pieces: list[Piece]) -> None:
-        """Raise the error if the request was refused or displaced. The pieces are already in the reply."""
+        """Raise the error if the request was refused or displaced. `pieces` are unused: the reply has them too."""
         if self.reply.refusal is not None:
             raise self.reply.refusal
 
@@ -129,7 +129,7 @@ class LLM:
                 self._step()
             yield reply.completion()
         finally:
-            self._forget(reply)
+            self._cancel_if_open(reply)
 
     def explain(self, prompt: str | Sequence[int]) -> Explanation:
         """Return how much of a prompt is cached, and why the rest is not. The model does not run."""
@@ -163,7 +163,7 @@ class LLM:
                     tick(sum(reply.is_done for reply in replies), sum(reply.num_tokens for reply in replies))
         finally:
             for reply in replies:
-                self._forget(reply)
+                self._cancel_if_open(reply)
         return [reply.completion() for reply in replies]
 
     def _new_reply(self, ids: list[int], params: SamplingParams) -> Reply:
@@ -192,7 +192,7 @@ class LLM:
     def _dispatch(self, events: Sequence[RequestEvent]) -> None:
         dispatch_events(events, self._open_replies, self._opened.engine.cancel)
 
-    def _forget(self, reply: Reply) -> None:
+    def _cancel_if_open(self, reply: Reply) -> None:
         if self._open_replies.pop(reply.request.request_id, None) is not None:
             self._opened.engine.cancel(reply.request.request_id)
 

@@ -182,11 +182,11 @@ class PrefixGuard:
         pairs = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
         return [_warning(tenant, name, pattern, now_s) for name, pattern in pairs if pattern.is_certain]
 
-    def warnings(self, now_s: float, *, tenant: str | None = None, reads_lines: bool = False) -> list[PrefixWarning]:
+    def warnings(self, now_s: float, *, tenant: str | None = None, includes_lines: bool = False) -> list[PrefixWarning]:
         """Return warnings by decreasing loss: of one tenant, with the lines; or of all tenants, with the lines only if
-        `reads_lines`, which only the admin socket sets."""
+        `includes_lines`, which only the admin socket sets."""
         tenants = list(self._patterns) if tenant is None else [tenant]
-        shows_lines = reads_lines or tenant is not None
+        shows_lines = includes_lines or tenant is not None
         result = list[PrefixWarning]()
         for tenant_name in tenants:
             for name, pattern in self._patterns.get(tenant_name, OrderedDict()).items():

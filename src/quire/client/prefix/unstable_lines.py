@@ -18,7 +18,7 @@ from typing import Literal
 
 from quire.client.prefix.kept_prompts import KeptPrompt
 from quire.client.prefix.prompt_alignment import MIN_RUN, WIDTH, Gap
-from quire.text.chat.changing_text import MAX_LINE_CHARS, FoldedLine, changed_kinds, first_change, fold
+from quire.text.chat.changing_text import MAX_LINE_CHARS, LinePattern, changed_kinds, first_change, line_pattern
 
 UnstableKind = Literal["dates", "times", "ids", "numbers", "order", "text", "history"]
 Place = Literal["system", "tool", "message", "text"]
@@ -132,19 +132,19 @@ def _changed_line(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Pla
         return None
     if max(map(len, lines)) > MAX_LINE_CHARS or max(map(len, their_lines)) > MAX_LINE_CHARS:
         return None
-    folded = [(line, fold(line), fold(their_line)) for line, their_line in zip(lines, their_lines, strict=True)]
-    if any(ours.pattern != theirs.pattern for _, ours, theirs in folded):
+    patterns = [(line, line_pattern(line), line_pattern(other)) for line, other in zip(lines, their_lines, strict=True)]
+    if any(ours.pattern != theirs.pattern for _, ours, theirs in patterns):
         return None
     # Numbers in user messages vary naturally; they count only in system text, tools or earlier messages.
     do_numbers_count = place in PROMPT_PLACES or _is_continued(compared)
-    for line, ours, theirs in folded:
+    for line, ours, theirs in patterns:
         kinds = [kind for kind in changed_kinds(ours, theirs) if kind != "numbers" or do_numbers_count]
         if kinds:
             return Instability(kinds[0], line.strip(), _pattern(ours, theirs, place), _value(sides.ours), gap.num_alike)
     return None
 
 
-def _pattern(ours: FoldedLine, theirs: FoldedLine, place: Place) -> str:
+def _pattern(ours: LinePattern, theirs: LinePattern, place: Place) -> str:
     """Return the pattern of a line; for long lines and messages, only the text around the first change."""
     if len(ours.pattern) <= MAX_PATTERN_CHARS and place != "message":
         return ours.pattern.strip()
@@ -205,9 +205,9 @@ def _changed_words(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Pl
         return None
     if len(sides.lines) > MAX_LINES or len(sides.their_lines) > MAX_LINES:
         return None
-    before, after = fold(LAST_WORD.sub("", sides.head)).pattern, fold(FIRST_WORD.sub("", sides.tail, count=1)).pattern
-    pattern = f"{before[-CHARS_BEFORE:].strip()}…{after[:CHARS_AFTER].strip()}"
-    return Instability("text", sides.first_line.strip(), pattern, _value(sides.ours), gap.num_alike)
+    before = line_pattern(LAST_WORD.sub("", sides.head)).pattern[-CHARS_BEFORE:].strip()
+    after = line_pattern(FIRST_WORD.sub("", sides.tail, count=1)).pattern[:CHARS_AFTER].strip()
+    return Instability("text", sides.first_line.strip(), f"{before}…{after}", _value(sides.ours), gap.num_alike)
 
 
 def _rewritten_history(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:

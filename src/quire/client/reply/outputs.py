@@ -33,7 +33,7 @@ class Piece:
     finish_reason: str | None = None
     """Set in the last piece: `stop`, `tool_calls`, `length`, `cancelled`, `deadline`, `error` or `displaced`."""
     stop_reason: str | int | None = None
-    """The stop text, or the stop token from the client, that ended the answer."""
+    """The stop string, or the stop token from the client, that ended the answer."""
     error: str | None = None
     error_code: str | None = None
     part: Part = TEXT

@@ -281,10 +281,10 @@ class Reply:
         return answer
 
     def _new_answer(self, index: int) -> _PartialAnswer:
-        form = self._params.answer_format
-        if form is None or form.is_plain:
+        answer_format = self._params.answer_format
+        if answer_format is None or answer_format.is_plain:
             return _PartialAnswer(self._text(), None)
-        return _PartialAnswer(self._text(), AnswerReader(form, partial(self._call_id, index)))
+        return _PartialAnswer(self._text(), AnswerReader(answer_format, partial(self._call_id, index)))
 
     def _call_id(self, index: int, call_index: int) -> str:
         """Return the id of a tool call. It depends only on the request and the indexes, so it is equal on a replay."""

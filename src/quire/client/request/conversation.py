@@ -48,7 +48,7 @@ class ChatPrompt:
     """A conversation as token ids, with the format of its answer and a grammar that constrains it."""
 
     ids: list[int]
-    form: AnswerFormat
+    answer_format: AnswerFormat
     """The syntax of reasoning and tool calls in the answer."""
     parts: PromptParts
     """The token ranges of messages and tools."""
@@ -56,7 +56,7 @@ class ChatPrompt:
 
     def apply_to(self, params: SamplingParams) -> SamplingParams:
         """Return sampling parameters with this prompt's grammar and answer format."""
-        return replace(params, grammar=self.grammar, answer_format=self.form)
+        return replace(params, grammar=self.grammar, answer_format=self.answer_format)
 
 
 def chat_prompt(
@@ -64,7 +64,7 @@ def chat_prompt(
 ) -> ChatPrompt:
     """Render and tokenize a conversation with its tools, without a grammar."""
     formats, tools = model.formats(), use.callable
-    form = _tool_form(model, formats) if tools else None
+    tool_format = _require_tool_format(model, formats) if tools else None
     parts = message_parts(messages)
     if tools and formats.tools is not None:
         arguments = structs.replace(arguments or TemplateArguments(), tools=[tool.declaration for tool in use.tools])
@@ -78,9 +78,9 @@ def chat_prompt(
     answer_format = AnswerFormat(
         reasoning=formats.reasoning,
         is_thinking=formats.reasoning is not None and formats.reasoning.is_open(rendered.text),
-        tools=form,
+        tools=tool_format,
         text_keys={tool.name: text_keys(tool.schema) for tool in tools},
-        shown_token_ids=_delimiter_ids(formats, form),
+        shown_token_ids=_delimiter_ids(formats, tool_format),
     )
     numbered_messages = NumberedMessages(canonical_messages, parts[len(parts) - len(canonical_messages) :])
     ids, spans = model.encoded_parts(rendered, numbered_messages, [tool.name for tool in use.tools])
@@ -103,11 +103,11 @@ def converse(
             grammar.parameter,
         )
     prompt, formats = chat_prompt(model, messages, use, arguments), model.formats()
-    reasoning, is_thinking = formats.reasoning, prompt.form.is_thinking
+    reasoning, is_thinking = formats.reasoning, prompt.answer_format.is_thinking
     budget = _budget(max_thought_tokens, formats)
     rules = AnswerRules(schema=schema, reasoning=reasoning, is_thinking=is_thinking, max_thought_tokens=budget)
-    if prompt.form.tools is not None:
-        return replace(prompt, grammar=_ToolGrammar(model, formats, prompt.form.tools, use, rules).grammar())
+    if prompt.answer_format.tools is not None:
+        return replace(prompt, grammar=_ToolGrammar(model, formats, prompt.answer_format.tools, use, rules).grammar())
     if reasoning is None or (grammar is None and budget is None):
         return replace(prompt, grammar=grammar)
     if grammar is not None and schema is None:
@@ -174,9 +174,9 @@ class _ToolGrammar:
     """Builds the grammar of a request's tools; a schema that cannot be compiled is relaxed to any JSON object."""
 
     def __init__(
-        self, model: TextModel, formats: ModelFormats, form: ToolFormat, use: ToolUse, rules: AnswerRules
+        self, model: TextModel, formats: ModelFormats, tool_format: ToolFormat, use: ToolUse, rules: AnswerRules
     ) -> None:
-        self._model, self._formats, self._form, self._use, self._rules = model, formats, form, use, rules
+        self._model, self._formats, self._tool_format, self._use, self._rules = model, formats, tool_format, use, rules
 
     def grammar(self) -> Grammar:
         """Return a grammar with the schemas of all tools. If it is invalid, or its check exceeds the request's budget,
@@ -195,7 +195,7 @@ class _ToolGrammar:
     def _build(self, tools: Sequence[CallableTool]) -> Grammar:
         use = self._use
         must_call = use.mode is ToolMode.REQUIRED or use.only is not None
-        calls = ToolRules(self._form, tools, must_call, use.is_parallel and use.only is None)
+        calls = ToolRules(self._tool_format, tools, must_call, use.is_parallel and use.only is None)
         return _grammar(replace(self._rules, calls=calls), self._formats, "tools")
 
     def _is_valid_tool(self, tool: Tool, callable_tool: CallableTool) -> bool:
@@ -228,7 +228,7 @@ def _grammar(rules: AnswerRules, formats: ModelFormats, parameter: str) -> Gramm
     return Grammar.lark(answer_grammar(rules, formats.marks), parameter)
 
 
-def _tool_form(model: TextModel, formats: ModelFormats) -> ToolFormat:
+def _require_tool_format(model: TextModel, formats: ModelFormats) -> ToolFormat:
     if formats.tools is None and model.writes_tools:
         return HERMES
     if formats.tools is None:
@@ -240,9 +240,9 @@ def _tool_form(model: TextModel, formats: ModelFormats) -> ToolFormat:
     return formats.tools
 
 
-def _delimiter_ids(formats: ModelFormats, form: ToolFormat | None) -> frozenset[int]:
+def _delimiter_ids(formats: ModelFormats, fmt: ToolFormat | None) -> frozenset[int]:
     """Return the ids of special tokens that delimit reasoning or tool calls; the parser needs them in the text."""
     texts = [] if formats.reasoning is None else [formats.reasoning.begin, formats.reasoning.end]
-    if form is not None:
-        texts += [form.begin, form.name_end, form.call_end, form.call_separator or "", form.end]
+    if fmt is not None:
+        texts += [fmt.begin, fmt.name_end, fmt.call_end, fmt.call_separator or "", fmt.end]
     return frozenset(number for mark, number in formats.marks.items() if any(mark in text for text in texts))

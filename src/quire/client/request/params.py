@@ -11,7 +11,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
-from quire.core.request import ResolvedSampling as CoreParams
+from quire.core.request import ResolvedSampling
 from quire.errors import InvalidParameterError
 from quire.text.grammars.grammar import Grammar as Grammar  # noqa: PLC0414 - re-exported for the API
 from quire.text.parsers.reader import AnswerFormat
@@ -37,7 +37,7 @@ class SamplingParams:
 
     max_tokens: int | None = _field(
         None,
-        "Maximum output tokens. None: up to the maximum sequence length. 0: none, only with `prompt_logprobs`.",
+        "Maximum output tokens. None: up to the maximum sequence length. 0 requires `prompt_logprobs`.",
         0,
         1 << 30,
     )
@@ -54,7 +54,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = _field(None, "Only these tokens may be chosen.")
     banned_token_ids: Sequence[int] = _field((), "These tokens are never chosen.")
     min_tokens: int = _field(0, "Stop tokens cannot be chosen before this many output tokens.", 0, 1 << 30)
-    stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} texts that end the answer and are not included in it.")
+    stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} stop strings, which end the answer and are not part of it.")
     stop_token_ids: Sequence[int] = _field((), "Tokens that end the answer, in addition to the model's end tokens.")
     ignore_eos: bool = _field(False, "Continue after the model's end tokens.")
     seed: int | None = _field(
@@ -63,13 +63,13 @@ class SamplingParams:
     n: int = _field(1, "Number of answers to one prompt, which is computed only once.", 1, MAX_ANSWERS)
     logprobs: int | None = _field(None, "Report log-probabilities, this many alternatives per token.", 0, MAX_LOGPROBS)
     prompt_logprobs: int | None = _field(None, "Like `logprobs`, for the tokens of the prompt.", 0, MAX_LOGPROBS)
-    include_stop: bool = _field(False, "Include the stop text in the answer.")
+    include_stop: bool = _field(False, "Include the stop string in the answer.")
     skip_special_tokens: bool = _field(True, "Leave special tokens out of the text.")
     grammar: Grammar | None = field(
         default=None, metadata={"doc": "Grammar that the answer must match, such as `Grammar.json_schema(...)`."}
     )
     answer_format: AnswerFormat | None = field(
-        default=None, metadata={"doc": "Format of reasoning and tool calls in the answer; set by chats."}
+        default=None, metadata={"doc": "Format of reasoning and tool calls in the answer; set by the chat APIs."}
     )
 
     def __post_init__(self) -> None:
@@ -78,8 +78,8 @@ class SamplingParams:
             _check_range(field_info.name, getattr(self, field_info.name), field_info.metadata)
         for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                shown = _short(getattr(self, name))
-                raise InvalidParameterError(f"expected {name} to be true or false, got {shown}", name)
+                quoted_value = _short(getattr(self, name))
+                raise InvalidParameterError(f"expected {name} to be true or false, got {quoted_value}", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError(
                 "expected at least one token in allowed_token_ids, or None to allow all", "allowed_token_ids"
@@ -95,10 +95,8 @@ class SamplingParams:
             )
         self._check_grammar()
         if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
-            raise InvalidParameterError(
-                f"expected at most {MAX_STOPS} stop texts of 1 to {MAX_STOP_CHARS} characters, got {_short(self.stop)}",
-                "stop",
-            )
+            message = f"expected at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters"
+            raise InvalidParameterError(f"{message}, got {_short(self.stop)}", "stop")
         if len(self.logit_bias) > MAX_BIASES or not all(
             isfinite(bias) and abs(bias) <= 1000 for bias in self.logit_bias.values()
         ):
@@ -107,15 +105,15 @@ class SamplingParams:
 
     def _check_grammar(self) -> None:
         if self.answer_format is not None and not isinstance(self.answer_format, AnswerFormat):
-            shown = _short(self.answer_format)
-            raise InvalidParameterError(f"expected an AnswerFormat as answer_format, got {shown}", "answer_format")
+            message = f"expected an AnswerFormat as answer_format, got {_short(self.answer_format)}"
+            raise InvalidParameterError(message, "answer_format")
         if self.grammar is None:
             return
         if not isinstance(self.grammar, Grammar):
             raise InvalidParameterError(f"expected a quire.Grammar as grammar, got {_short(self.grammar)}", "grammar")
         for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
             if getattr(self, name) != neutral:
-                raise InvalidParameterError(f"expected no {name} with a grammar, which also defines the end", name)
+                raise InvalidParameterError(f"expected no {name} with a grammar, which ends the answer; omit it", name)
 
     def _convert_iterables(self) -> None:
         """Convert iterables to tuples and None to an empty tuple, so that values cannot change or be consumed later."""
@@ -134,7 +132,7 @@ class SamplingParams:
 
     def resolve(
         self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int, max_tokens: int = 1 << 30
-    ) -> CoreParams:
+    ) -> ResolvedSampling:
         """Return the core's parameters. Each value is the client's, else the model's default, else one without effect.
         The argument `max_tokens`, the number of tokens left in the sequence, applies if the client set none.
         """
@@ -146,7 +144,7 @@ class SamplingParams:
         for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
             _check_tokens(name, getattr(self, name) or (), vocabulary_size)
         eos_tokens = frozenset() if self.ignore_eos else frozenset(token for token in eos if token < vocabulary_size)
-        return CoreParams(
+        return ResolvedSampling(
             max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
             temperature=float(value_or_default("temperature", 1.0)),
             top_k=int(value_or_default("top_k", 0)),

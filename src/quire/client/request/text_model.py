@@ -68,7 +68,7 @@ class TextModel:
 
     def __post_init__(self) -> None:
         """Compute the derived fields once, because the template's text must be searched for control tokens."""
-        encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
+        encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.text)
         object.__setattr__(self, "chat_tokenizer", encoder)
         finder = None if self.template is None else FormatFinder(self.template, self.tokenizer, self.eos_token_ids)
         object.__setattr__(self, "format_finder", finder)

@@ -227,18 +227,18 @@ def _check_pins(memory: KVMemory) -> None:
 
 
 def _check_slots(memory: KVMemory) -> None:
-    """Check that each state slot is blank, or belongs to exactly one table (running or promised) or named block."""
+    """Check that each state slot is blank, or belongs to exactly one table (running or reserved) or named block."""
     slots, slot_of = memory.slots, memory.slots.cached()
     running_slots = [table.state_slot for table in memory.tables.values() if table.state_slot is not None]
-    promised = [table.promised_slot for table in memory.tables.values() if table.promised_slot is not None]
-    slot_counts = Counter([*slots.blank_slots, *running_slots, *promised, *slot_of.values()])
+    reserved = [table.reserved_slot for table in memory.tables.values() if table.reserved_slot is not None]
+    slot_counts = Counter([*slots.blank_slots, *running_slots, *reserved, *slot_of.values()])
     expected = Counter(range(1, slots.num_slots + 1))
     message = f"state slots: {slot_counts - expected} too many, {expected - slot_counts} missing"
     _require(slot_counts == expected, message, "state_slots_miscounted")
-    num_promised, num_fixed = slots.num_promised, slots.num_promised + len(slots.pinned_slots)
-    _require(num_promised == len(promised), f"state slots: {num_promised} promised, {len(promised)} counted")
+    num_reserved, num_fixed = slots.num_reserved, slots.num_reserved + len(slots.pinned_slots)
+    _require(num_reserved == len(reserved), f"state slots: {num_reserved} reserved, {len(reserved)} counted")
     max_fixed = memory.config.num_slots - memory.config.num_running_slots
-    _require(num_fixed <= max_fixed, f"state slots: {num_fixed} are promised or pinned, {max_fixed} may be")
+    _require(num_fixed <= max_fixed, f"state slots: {num_fixed} are reserved or pinned, {max_fixed} may be")
     for block, slot in slot_of.items():
         _require(bool(memory.pool.named[block]), f"state slot {slot} belongs to unnamed block {block}")
         is_pinned = memory.pins.pin_count[block] > 0
@@ -251,6 +251,6 @@ def _check_slots(memory: KVMemory) -> None:
         _require(not (is_pin and has_slot), f"{name}: a pin has a running slot")
         if memory.states is not None and not is_pin:
             _require(has_slot or not table.num_reserved, f"{name}: computed {table.num_computed} tokens, has no state")
-            _require(table.is_in_flight or table.promised_slot is None, f"{name}: a state is promised at rest")
+            _require(table.is_in_flight or table.reserved_slot is None, f"{name}: a state is reserved at rest")
             is_on_border = table.num_reserved % memory.config.block_size == 0
-            _require(table.promised_slot is None or is_on_border, f"{name}: a state is promised off a block border")
+            _require(table.reserved_slot is None or is_on_border, f"{name}: a state is reserved off a block border")

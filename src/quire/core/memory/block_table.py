@@ -74,10 +74,10 @@ class BlockTable:
     # For models with recurrent layers (`state_slots`):
     state_slot: int | None = None
     """Slot of the recurrent state after the last computed token; None before the first `match` or `reserve`."""
-    promised_slot: int | None = None
+    reserved_slot: int | None = None
     """The slot into which the state is copied after the step in flight, to be cached for the reason `keep`."""
     keep: StateCheckpoint = StateCheckpoint.TRANSIENT
-    last_kept: int | None = None
+    last_cached_block: int | None = None
     """The block whose state this table cached last."""
     num_matched: int = 0
     """Number of leading blocks that matched at the last lookup, including blocks after the last cached state."""

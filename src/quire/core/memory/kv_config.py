@@ -29,7 +29,7 @@ class KVMemoryConfig:
     before the first token."""
     num_running_slots: int = 0
     """How many of the slots are reserved for running sequences: one for each, and one for the next to start. Pinned
-    and promised states (`state_slots`) cannot use them."""
+    and reserved states (`state_slots`) cannot use them."""
 
     def __post_init__(self) -> None:
         for name, is_valid, requirement in (
@@ -87,7 +87,7 @@ class MemoryStats:
     num_collisions: int
     num_slots: int
     num_cached_slots: int
-    """Number of slots with a cached state; the other slots are running, promised or blank (`state_slots`)."""
+    """Number of slots with a cached state; the other slots are running, reserved or blank (`state_slots`)."""
     num_slot_evictions: int
     usage: float
     """Fraction of the pool that is referenced, 0 to 1."""

@@ -5,16 +5,16 @@ the state before the first token and is never written. Every other slot is:
 
     blank       without useful content
     running     belongs to a block table: the state after its last computed token
-    promised    reserved for a state that is copied into it after the step in flight, to be cached
-    cached      belongs to a named block: the state after the block's last token
+    reserved    receives a copy of a state after the step in flight, to be cached
+    cached      belongs to a block in the prefix tree: the state after the block's last token
 
 Cached slots are evicted in least-recently-used order, except those of pinned blocks, which are kept separately. The
 copies that a runner must make are recorded here in order and become part of the next `StepPlan`:
 
-    copies ─► the items of the step ─► keeps
+    copies ─► the items of the step ─► cache copies
 
-The copies are made first, in the order in which they were requested; the keeps (copies of states to be cached) are made
-when all items are done. So a slot can be reassigned while a copy from it is still pending.
+The copies are made first, in the order in which they were requested; the copies of states to be cached are made when
+all items are done. So a slot can be reassigned while a copy from it is still pending.
 """
 
 from collections import OrderedDict
@@ -28,13 +28,13 @@ ZERO_SLOT = 0
 
 
 class StateCheckpoint(Enum):
-    """The reason for caching a state when a step ends on a block border."""
+    """Why the state at the end of a step (on a block border) is cached, and for how long."""
 
-    TRANSIENT = "passing"
+    TRANSIENT = "transient"
     """The newest state of a sequence, replaced by the sequence's next state unless another sequence used it before."""
     SPARSE = "sparse"
     """One of a few states within a long prompt, for other prompts with the same beginning. Evicted first."""
-    PINNED = "lasting"
+    DURABLE = "durable"
     """The state at the end of a prompt, or at a position where prompts are known to diverge."""
 
 
@@ -53,12 +53,12 @@ class StateSlots:
         """Block -> slot, for pinned blocks; never evicted."""
         self.transients: set[int] = set()
         """Blocks with a `TRANSIENT` state that no sequence has used."""
-        self.num_promised = 0
-        """Number of promised slots."""
+        self.num_reserved = 0
+        """Number of reserved slots."""
         self._max_fixed = num_slots - num_running
-        """Maximum number of promised and pinned slots; the other slots are reserved for running sequences."""
+        """Maximum number of reserved and pinned slots; the other slots are reserved for running sequences."""
         self._copies: list[SlotCopy] = []
-        self._keeps: list[SlotCopy] = []
+        self._cache_copies: list[SlotCopy] = []
 
     @property
     def num_cached(self) -> int:
@@ -84,13 +84,13 @@ class StateSlots:
     # -- a sequence's own slot -----------------------------------------------------------------------------------------
 
     def begin(self, slot: int | None) -> int:
-        """Return a running slot with the initial state: `slot` if the table already has one, else a new slot."""
+        """Return a running slot with the initial state: `slot` if it is not None, else a new slot."""
         slot = self._take() if slot is None else slot
         self._copies.append(SlotCopy(ZERO_SLOT, slot))
         return slot
 
     def begin_after(self, block: int, slot: int | None) -> int:
-        """Return a running slot with the cached state after `block`: `slot` if the table has one, else a new slot."""
+        """Return a running slot with the cached state after `block`: `slot` if it is not None, else a new slot."""
         source = self.use(block)
         slot = self._take() if slot is None else slot
         if source != slot:  # equal if `_take` had to evict this state, because no other was left
@@ -109,40 +109,40 @@ class StateSlots:
 
     # -- cached states -------------------------------------------------------------------------------------------------
 
-    def promise(self, running_slot: int, last_kept: int | None) -> int | None:
+    def reserve(self, running_slot: int, last_cached_block: int | None) -> int | None:
         """Reserve a slot into which the running slot is copied after the step; None if no slot is available.
 
-        `last_kept` is the block whose state the sequence cached last. If that state is transient, its slot is reused.
+        `last_cached_block` is the block whose state the sequence cached last. If it is transient, its slot is reused.
         """
-        if self.num_promised + len(self.pinned_slots) >= self._max_fixed:
+        if self.num_reserved + len(self.pinned_slots) >= self._max_fixed:
             return None
-        if last_kept is not None and last_kept in self.transients:
-            promised_slot = self.cached_slots.pop(last_kept)
-            self.transients.discard(last_kept)
+        if last_cached_block is not None and last_cached_block in self.transients:
+            reserved_slot = self.cached_slots.pop(last_cached_block)
+            self.transients.discard(last_cached_block)
         else:
-            promised_slot = self._take()
-        self.num_promised += 1
-        self._keeps.append(SlotCopy(running_slot, promised_slot))
-        return promised_slot
+            reserved_slot = self._take()
+        self.num_reserved += 1
+        self._cache_copies.append(SlotCopy(running_slot, reserved_slot))
+        return reserved_slot
 
-    def attach(self, block: int, slot: int, keep: StateCheckpoint) -> None:
-        """After a successful step, assign the promised slot to this named block. If the block already has an
-        equal state, the promised slot is freed instead.
+    def attach(self, block: int, slot: int, kind: StateCheckpoint) -> None:
+        """After a successful step, assign the reserved slot to this block of the prefix tree. If the block
+        already has an equal state, the reserved slot is freed instead.
         """
         if self.slot_of(block) is not None:
             self.use(block)
-            self.break_promise(slot)
+            self.free_reserved(slot)
             return
-        self.num_promised -= 1
+        self.num_reserved -= 1
         self.cached_slots[block] = slot
-        if keep is StateCheckpoint.TRANSIENT:
+        if kind is StateCheckpoint.TRANSIENT:
             self.transients.add(block)
-        elif keep is StateCheckpoint.SPARSE:
+        elif kind is StateCheckpoint.SPARSE:
             self.cached_slots.move_to_end(block, last=False)
 
-    def break_promise(self, slot: int) -> None:
-        """Free a promised slot, because the row failed or its block could not be named."""
-        self.num_promised -= 1
+    def free_reserved(self, slot: int) -> None:
+        """Free a reserved slot, because the row failed or its block is not in the prefix tree."""
+        self.num_reserved -= 1
         self.blank_slots.append(slot)
 
     def use(self, block: int) -> int:
@@ -183,19 +183,19 @@ class StateSlots:
                 self.cached_slots[block] = self.pinned_slots.pop(block)
 
     def may_pin(self, block: int, share: float) -> bool:
-        """Return whether this block's state may be pinned: at most `share` of the slots beyond `num_running` may be."""
+        """Whether this block's state may be pinned: at most `share` of the slots beyond `num_running` may be pinned."""
         return block in self.pinned_slots or (
             len(self.pinned_slots) + 1 <= share * self._max_fixed
-            and len(self.pinned_slots) + self.num_promised < self._max_fixed
+            and len(self.pinned_slots) + self.num_reserved < self._max_fixed
         )
 
     # -- copies for the runner -----------------------------------------------------------------------------------------
 
     def pop_copies(self) -> tuple[tuple[SlotCopy, ...], tuple[SlotCopy, ...]]:
-        """Return and clear the copies to make before the next step and the keeps to make after it."""
-        copies, keeps = tuple(self._copies), tuple(self._keeps)
-        self._copies, self._keeps = [], []
-        return copies, keeps
+        """Return and clear the copies to make before the next step and those to make after it (states to be cached)."""
+        copies, cache_copies = tuple(self._copies), tuple(self._cache_copies)
+        self._copies, self._cache_copies = [], []
+        return copies, cache_copies
 
     def _take(self) -> int:
         if self.blank_slots:

@@ -33,19 +33,19 @@ class TableStates:
             table.state_slot = self.slots.begin(None)
         if keep is not None and table.is_naming:
             table.keep = keep
-            table.promised_slot = self.slots.promise(table.state_slot, table.last_kept)
+            table.reserved_slot = self.slots.reserve(table.state_slot, table.last_cached_block)
 
     def commit(self, table: BlockTable, *, is_whole: bool) -> bool:
-        """Cache the promised state if the row succeeded; otherwise roll back. Returns whether a state was cached."""
-        slot, table.promised_slot = table.promised_slot, None
+        """Cache the reserved state if the row succeeded; otherwise roll back. Returns whether a state was cached."""
+        slot, table.reserved_slot = table.reserved_slot, None
         is_cached = False
         if slot is not None:
             is_cached = is_whole and bool(self._pool.named[table.blocks[-1]])
             if is_cached:
-                table.last_kept = table.blocks[-1]
-                self.slots.attach(table.last_kept, slot, table.keep)
+                table.last_cached_block = table.blocks[-1]
+                self.slots.attach(table.last_cached_block, slot, table.keep)
             else:
-                self.slots.break_promise(slot)
+                self.slots.free_reserved(slot)
         if not is_whole:
             self._roll_back(table)
         return is_cached
@@ -57,8 +57,8 @@ class TableStates:
         dropped_blocks = table.blocks[num_usable:]
         del table.blocks[num_usable:]
         self._pool.release(reversed(dropped_blocks))
-        if table.last_kept in dropped_blocks:
-            table.last_kept = None  # that block, and its state, may now belong to other tables
+        if table.last_cached_block in dropped_blocks:
+            table.last_cached_block = None  # that block, and its state, may now belong to other tables
         table.num_computed = table.num_reserved = num_usable * table.block_size
         table.is_naming = True
         table.state_slot = slots.begin_after(table.blocks[-1], slot) if num_usable else slots.begin(slot)

@@ -38,7 +38,7 @@ def draft_budget(
     num_running = len(placement.running)
     if propose is None:
         return None
-    if config.step_cost is not None and config.step_cost.min_likelihood(num_running, num_running) >= MAX_LIKELIHOOD:
+    if config.step_cost is not None and config.step_cost.min_acceptance(num_running, num_running) >= MAX_LIKELIHOOD:
         return None
     return DraftBudget(propose, placement, memory, config)
 
@@ -86,7 +86,7 @@ class DraftBudget:
         sequence.draft_source = draft.source
         token_likelihood = sequence.acceptance_rates.get(draft.source, UNKNOWN).likelihood(len(sequence.tokens))
         likelihood, count = token_likelihood, 0
-        while count < len(draft.token_ids) and likelihood >= cost.min_likelihood(num_fed + count, num_sequences):
+        while count < len(draft.token_ids) and likelihood >= cost.min_acceptance(num_fed + count, num_sequences):
             if cost.seconds(num_fed + count + 1) > self._limit_s:
                 break
             likelihood *= token_likelihood

@@ -227,8 +227,8 @@ class Scheduler:
             items.append(rows.work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
 
-        slot_copies, keeps = self.memory.slots.pop_copies() if items else ((), ())
-        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), slot_copies, keeps, waiting_ids)
+        slot_copies, cache_copies = self.memory.slots.pop_copies() if items else ((), ())
+        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), slot_copies, cache_copies, waiting_ids)
         if items:
             self.stats.num_steps += 1
             self.in_flight, self.planned = plan, planned

@@ -41,7 +41,7 @@ def checkpoint_after(sequence: Sequence, num_tokens: int) -> StateCheckpoint | N
     if end % block_size:
         return None
     if end in (_last_full_border(sequence.num_prompt_tokens, block_size), table.num_matched * block_size):
-        return StateCheckpoint.PINNED
+        return StateCheckpoint.DURABLE
     return StateCheckpoint.SPARSE if end == _next_sparse_border(end - 1, block_size) else StateCheckpoint.TRANSIENT
 
 

@@ -1,9 +1,9 @@
 """The cost model of a step: its duration by number of tokens, and the acceptance probability at which a draft pays off.
 
 A step reads the weights once for all its tokens, so the first few tokens cost little more than one. From some number
-on, which depends on machine, model and weight format, each token adds its full cost. T is measured at model load.
+on, which depends on machine, model and weight format, each token adds its full cost. T(r) is measured at load.
 
-    n sequences, r tokens fed in T(r) seconds          throughput n / T(r)
+    n sequences, a step of r tokens in T(r) seconds    throughput n / T(r)
     plus a draft token with acceptance probability q   (n + q) / T(r + 1), higher if q > n (T(r + 1) - T(r)) / T(r)
 """
 
@@ -47,7 +47,7 @@ class StepCost:
         start, start_s, slope = self._segment(num_tokens)
         return start_s + slope * max(0, num_tokens - start)
 
-    def min_likelihood(self, num_tokens: int, num_sequences: int) -> float:
+    def min_acceptance(self, num_tokens: int, num_sequences: int) -> float:
         """Return the lowest acceptance probability at which one more draft token pays off in such a step."""
         _, _, slope = self._segment(num_tokens)
         return MARGIN * num_sequences * max(slope / self.seconds(num_tokens), MIN_RELATIVE_COST)

@@ -18,7 +18,7 @@ from time import monotonic
 import msgspec
 
 from quire.errors import EngineDeadError, MessageError
-from quire.fleet.member.replicas import END_S, REPLICA, ReplicaSpec, encode_spec
+from quire.fleet.member.replicas import COMMAND, END_S, ReplicaSpec, encode_spec
 from quire.fleet.member.status import MemberStatus, decode_status
 
 log = logging.getLogger("quire.fleet")
@@ -32,7 +32,7 @@ EXCLUDED_VARIABLES = ("OMP_NUM_THREADS",)
 class WatchedMember:
     """A member's process, watched by its parent."""
 
-    def __init__(self, spec: ReplicaSpec, command: Sequence[str] = REPLICA) -> None:
+    def __init__(self, spec: ReplicaSpec, command: Sequence[str] = COMMAND) -> None:
         self._spec = msgspec.structs.replace(spec, reports_status=True)
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None

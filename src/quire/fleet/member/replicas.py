@@ -38,7 +38,7 @@ from quire.worker.messages import Open
 
 log = logging.getLogger("quire.fleet")
 
-REPLICA = (sys.executable, "-m", "quire.fleet.member.replica_process")
+COMMAND = (sys.executable, "-m", "quire.fleet.member.replica_process")
 FIRST_DELAY_S, MAX_DELAY_S = 0.5, 30.0
 POLL_S = 0.02
 END_S = 10.0
@@ -92,7 +92,7 @@ def replica_spec(
 
 @asynccontextmanager
 async def replicated_model(
-    name: str, spec: ReplicaSpec, num_replicas: int, max_held: int, command: Sequence[str] = REPLICA
+    name: str, spec: ReplicaSpec, num_replicas: int, max_held: int, command: Sequence[str] = COMMAND
 ) -> AsyncIterator[FleetModel]:
     """Run a model in `num_replicas` members on this machine; yield it when all of them are ready. Raises
     EngineDeadError if one exits before."""
@@ -120,7 +120,7 @@ async def _wait_until_ready(stack: AsyncExitStack, model: FleetModel, num_replic
 class Replicas:
     """Member processes that listen on IPC sockets in a folder that only this user can access."""
 
-    def __init__(self, spec: ReplicaSpec, num_replicas: int, command: Sequence[str] = REPLICA) -> None:
+    def __init__(self, spec: ReplicaSpec, num_replicas: int, command: Sequence[str] = COMMAND) -> None:
         """`spec` is for every member; each gets its own address."""
         self._spec = spec
         self._command = command

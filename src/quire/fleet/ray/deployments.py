@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from quire.config import Settings
 from quire.errors import ConfigError, EngineDeadError
 from quire.fleet.member.child_process import WatchedMember
-from quire.fleet.member.replicas import REPLICA, ReplicaSpec, replica_spec
+from quire.fleet.member.replicas import COMMAND, ReplicaSpec, replica_spec
 from quire.fleet.protocol.keys import read_gateway_keys, read_member_keys
 from quire.fleet.ray.config import (
     END_GRACE_S,
@@ -50,7 +50,7 @@ MakeSpec = Callable[[RayFleetArgs, Settings], ReplicaSpec]
 
 
 def member_spec(args: RayFleetArgs, settings: Settings) -> ReplicaSpec:
-    """Return the order (model and settings) for a member process. Blocks on disk and perhaps network I/O."""
+    """Return the spec (model and settings) of a member process. Blocks on disk and perhaps network I/O."""
     return replica_spec(args.model, 1, settings.model, settings.serving, settings.server.drain_s)
 
 
@@ -80,7 +80,7 @@ class RayMembers:
 
     async def addresses(self) -> Sequence[str]:
         try:
-            addresses: list[str] = await asyncio.wait_for(_wait_for(self._registry.addresses.remote()), REGISTRY_S)
+            addresses: list[str] = await asyncio.wait_for(_as_coroutine(self._registry.addresses.remote()), REGISTRY_S)
         except (RayError, TimeoutError) as error:
             raise ConfigError(f"Ray did not return the members: {error or 'no response'}") from error
         if not addresses:
@@ -88,7 +88,7 @@ class RayMembers:
         return addresses
 
 
-async def _wait_for(reference: Any) -> Any:
+async def _as_coroutine(reference: Any) -> Any:
     return await reference
 
 
@@ -105,7 +105,7 @@ class RayMember:
     """The deployment that supervises one member process."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, raw_args: Mapping[str, Any], make_spec: MakeSpec = member_spec, command: Sequence[str] = REPLICA
+        self, raw_args: Mapping[str, Any], make_spec: MakeSpec = member_spec, command: Sequence[str] = COMMAND
     ) -> None:
         """Start the member process and wait until the model is loaded. Raises EngineDeadError."""
         args = read_args(raw_args)
@@ -113,7 +113,7 @@ class RayMember:
         keys = read_member_keys(Path(args.member_keys)) if args.member_keys else None
         context = serve.get_replica_context()
         self._full_load = args.tokens_per_member, settings.model.max_running
-        """Waiting prompt tokens and running sequences that mean full load of a member."""
+        """Waiting prompt tokens and running sequences at which a member counts as fully loaded."""
         self._replica = str(context.replica_id.unique_id)
         node = own_node_address()
         self._registry = registry_of(context.app_name)
@@ -121,8 +121,8 @@ class RayMember:
         spec = await asyncio.to_thread(make_spec, args, settings)
         self._member = WatchedMember(replace(spec, address=f"tcp://{host}:*", keys=keys), command)
         await asyncio.to_thread(self._member.start)
-        self._is_over = asyncio.Event()
-        self._reporting = asyncio.create_task(self._report_until_over(), name="quire-member-reports")
+        self._shutdown = asyncio.Event()
+        self._reporting = asyncio.create_task(self._report_until_shutdown(), name="quire-member-reports")
 
     def check_health(self) -> None:
         """Raise if the member is unhealthy: Ray then replaces the replica."""
@@ -136,18 +136,18 @@ class RayMember:
 
     async def __del__(self) -> None:
         """Shut down on Ray's request: leave the registry, so that gateways send no new requests, and drain."""
-        if not hasattr(self, "_is_over") or self._is_over.is_set():
+        if not hasattr(self, "_shutdown") or self._shutdown.is_set():
             return
-        self._is_over.set()
+        self._shutdown.set()
         with contextlib.suppress(RayError):
             await self._registry.leave.remote(self._replica)
         await asyncio.to_thread(self._member.end)
 
-    async def _report_until_over(self) -> None:
-        while not self._is_over.is_set():
+    async def _report_until_shutdown(self) -> None:
+        while not self._shutdown.is_set():
             self._report()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_over.wait(), REPORT_EVERY_S)
+                await asyncio.wait_for(self._shutdown.wait(), REPORT_EVERY_S)
 
     def _report(self) -> None:
         """Report to the registry. An unhealthy member is not reported, so it soon drops out of the registry."""
@@ -194,10 +194,10 @@ def scale_members(context: Any) -> tuple[int, dict[str, Any]]:
 
 def app(args: dict[str, Any]) -> Any:
     """Build the application; Serve calls this function as the `import_path` of its config."""
-    return application(args)
+    return build_app(args)
 
 
-def application(args: Mapping[str, Any], make_spec: MakeSpec = member_spec, command: Sequence[str] = REPLICA) -> Any:
+def build_app(args: Mapping[str, Any], make_spec: MakeSpec = member_spec, command: Sequence[str] = COMMAND) -> Any:
     """Bind both deployments; `make_spec` and `command` define the member processes."""
     parsed_args = read_args(args)
     settings = settings_from(parsed_args)

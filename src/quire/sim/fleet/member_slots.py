@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from quire.core.digests import BlockHasher
+from quire.core.digests import BlockHasher, block_hash
 from quire.core.events import KVEvent
 from quire.core.memory.block_table import max_hit_blocks, pack_tokens
 from quire.fleet.routing.membership import MemberState
@@ -82,8 +82,3 @@ class BlockHashes:
             digest = hasher.child(digest, packed_tokens[index * 4 * size : (index + 1) * 4 * size])
             hashes.append(block_hash(digest))
         return tuple(hashes)
-
-
-def block_hash(digest: bytes) -> int:
-    """Return the block hash that routers use, from a block's digest."""
-    return int.from_bytes(digest[:8]) >> 1

@@ -18,13 +18,14 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from quire.core.digests import block_hash
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent
 from quire.engine.step_profile import StepProfile
 from quire.errors import CapacityError, InvariantError, RequestError
 from quire.fleet.routing.membership import GONE_AFTER_S, SUSPECT_AFTER_S, Membership, MemberState
 from quire.fleet.routing.router import RoutedPrompt, Router
 from quire.sim.fleet.member import Member, MemberSize
-from quire.sim.fleet.member_slots import BlockHashes, Gateway, MemberSlot, block_hash
+from quire.sim.fleet.member_slots import BlockHashes, Gateway, MemberSlot
 from quire.sim.fleet.policies import POLICIES
 from quire.sim.fleet.report import FleetReport, Latencies, MemberMetrics, Spread
 from quire.workload.workload_request import WorkloadRequest

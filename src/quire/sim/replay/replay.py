@@ -168,7 +168,7 @@ class SessionReplay:
             rows=rows,
             copies=plan.copies,
             slot_copies=plan.slot_copies,
-            keeps=plan.keeps,
+            keeps=plan.cache_copies,
             waiting_ids=plan.waiting_ids,
         )
         if planned != record:

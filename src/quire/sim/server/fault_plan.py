@@ -20,14 +20,14 @@ class FaultRates:
     """Probabilities of faults per request, step, row or tenant; all zero: no faults."""
 
     cancel_per_request: float = 0.0
-    drop_per_request: float = 0.0
-    """One continuation of the request is cancelled."""
+    cancel_sequence_per_request: float = 0.0
+    """One of the request's `n` sequences is cancelled."""
     duplicate_per_request: float = 0.0
     crash_per_step: float = 0.0
     error_per_row: float = 0.0
     preempt_per_step: float = 0.0
-    squeeze_per_step: float = 0.0
-    """Blocks are pinned, evicted or cleared without the scheduler."""
+    pool_pressure_per_step: float = 0.0
+    """The simulation pins, evicts or clears blocks; the scheduler is not notified."""
     time_jump_per_step: float = 0.0
     patient_tenants: float = 0.0
     """Share of tenants whose clients all wait until the retry time of the tenant's last rejection."""
@@ -41,9 +41,9 @@ class FaultRates:
             crash_per_step=random.choice((0.0, 0.002, 0.01)),
             error_per_row=random.choice((0.0, 0.001, 0.01)),
             preempt_per_step=random.choice((0.0, 0.05, 0.33)),
-            squeeze_per_step=random.choice((0.0, 0.05, 0.2)),
+            pool_pressure_per_step=random.choice((0.0, 0.05, 0.2)),
             time_jump_per_step=random.choice((0.0, 0.0, 0.002)),
-            drop_per_request=random.choice((0.0, 0.2, 0.5)),
+            cancel_sequence_per_request=random.choice((0.0, 0.2, 0.5)),
             patient_tenants=random.choice((0.0, 0.5, 1.0)),
         )
 
@@ -68,14 +68,14 @@ class FaultyOracle:
         for item in plan.items:
             if self._random.random() < self._rates.error_per_row:
                 self._corrupt_blocks(item)
-                self._corrupt_states(item, plan.keeps)
-                rows[item.sequence_id] = RowResult(error=RowError(ROW_FAILED, "the row is not finite"))
+                self._corrupt_states(item, plan.cache_copies)
+                rows[item.sequence_id] = RowResult(error=RowError(ROW_FAILED, "the row's logits are not finite"))
         return StepResult(result.step, rows)
 
-    def _corrupt_states(self, item: WorkItem, keeps: Iterable[SlotCopy]) -> None:
+    def _corrupt_states(self, item: WorkItem, cache_copies: Iterable[SlotCopy]) -> None:
         if self._runner.capacity.num_slots:
             self._garbage += 1
-            for slot in (item.state_slot, *(copy.dst for copy in keeps if copy.src == item.state_slot)):
+            for slot in (item.state_slot, *(copy.dst for copy in cache_copies if copy.src == item.state_slot)):
                 self._runner.states[slot] = self._garbage
 
     def _corrupt_blocks(self, item: WorkItem) -> None:

@@ -225,7 +225,7 @@ class Simulation:
         faults, random = self.config.faults, self._random
         if random.random() < faults.cancel_per_request:
             heappush(self._cancels, (self.now_s + random.expovariate(2.0), request.request_id))
-        if faults.drop_per_request and random.random() < faults.drop_per_request:
+        if faults.cancel_sequence_per_request and random.random() < faults.cancel_sequence_per_request:
             index = random.choice(request.continuations).index
             heappush(self._drops, (self.now_s + random.expovariate(2.0), request.request_id, index))
         if random.random() < faults.duplicate_per_request:
@@ -256,7 +256,7 @@ class Simulation:
             self._cancel_due()
         if faults.preempt_per_step and random.random() < faults.preempt_per_step:
             self.scheduler.preempt_latest()
-        if faults.squeeze_per_step and random.random() < faults.squeeze_per_step:
+        if faults.pool_pressure_per_step and random.random() < faults.pool_pressure_per_step:
             self._change_memory()
         if faults.time_jump_per_step and random.random() < faults.time_jump_per_step:
             self.now_s += random.choice((-1.0, 1.0)) * random.random() * 3600.0

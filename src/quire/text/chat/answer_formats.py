@@ -49,15 +49,15 @@ class FormatFinder:
         added = self._tokenizer.library.get_added_tokens_decoder()
         marks = {token.content: token_id for token_id, token in added.items() if token.content.strip()}
         ends = [token.content for token_id, token in added.items() if token_id in self._end_token_ids]
-        own_text = self._template.own_text
-        tools = probe.tool_format(self._render, own_text, ends)
+        template_text = self._template.text
+        tools = probe.tool_format(self._render, template_text, ends)
         call_text = "" if tools is None else tools.begin + tools.name_end + tools.call_end
         return ModelFormats(
-            reasoning=probe.reasoning_format(self._render, own_text),
+            reasoning=probe.reasoning_format(self._render, template_text),
             tools=tools,
             marks=marks,
             support=TemplateSupport(
-                has_developer="developer" in own_text,
+                has_developer="developer" in template_text,
                 has_late_system=self._has_late_system(),
                 needs_short_ids=CALL_ID in call_text,
             ),

@@ -2,8 +2,8 @@
 
     Today is 18 November 2026, 09:41  ─►  Today is <date>, <time>
 
-Two lines with the same pattern are taken for versions of one line. Pure. Patterns run on text of bounded length
-and have bounded backtracking.
+Two lines with the same pattern are treated as versions of the same line. Pure. Regular expressions run on text of
+bounded length and have bounded backtracking.
 """
 
 import re
@@ -41,7 +41,7 @@ _PATTERNS: tuple[tuple[str, ChangingKind, str], ...] = (
     ("id", "ids", r"(?<![0-9A-Za-z])(?=[A-Za-z]{0,40}[0-9])(?=[0-9]{0,40}[A-Za-z])[0-9A-Za-z]{10,128}(?![0-9A-Za-z])"),
     ("n", "numbers", r"[A-Za-z]{0,8}[0-9][0-9A-Za-z]{0,127}"),
 )  # fmt: skip
-_ANY_PATTERN = re.compile("|".join(f"(?P<f{index}>{form})" for index, (_, _, form) in enumerate(_PATTERNS)))
+_ANY_PATTERN = re.compile("|".join(f"(?P<f{index}>{regex})" for index, (_, _, regex) in enumerate(_PATTERNS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ChangingText:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedLine:
+class LinePattern:
     """A line as a pattern with placeholders, and the texts that the placeholders replaced."""
 
     pattern: str
@@ -61,9 +61,9 @@ class FoldedLine:
     ends: tuple[int, ...]
     """The end of each placeholder in the pattern, in the order of `changes`."""
 
-    def split_after(self, number: int) -> tuple[str, str]:
+    def split_after(self, index: int) -> tuple[str, str]:
         """Split the pattern after the placeholder of this index."""
-        end = self.ends[number]
+        end = self.ends[index]
         return self.pattern[:end], self.pattern[end:]
 
     @property
@@ -71,7 +71,7 @@ class FoldedLine:
         return frozenset(change.kind for change in self.changes)
 
 
-def fold(line: str) -> FoldedLine:
+def line_pattern(line: str) -> LinePattern:
     """Replace each changing text by a placeholder such as `<date>`. Plain numbers have the lowest precedence."""
     pattern, changes, ends, end = "", list[ChangingText](), list[int](), 0
     line = line[:MAX_LINE_CHARS]
@@ -81,16 +81,16 @@ def fold(line: str) -> FoldedLine:
         changes.append(ChangingText(kind, match[0]))
         ends.append(len(pattern))
         end = match.end()
-    return FoldedLine(pattern + line[end:], tuple(changes), tuple(ends))
+    return LinePattern(pattern + line[end:], tuple(changes), tuple(ends))
 
 
-def changed_kinds(old: FoldedLine, new: FoldedLine) -> list[ChangingKind]:
+def changed_kinds(old: LinePattern, new: LinePattern) -> list[ChangingKind]:
     """Return the kinds of the texts that differ between two lines with one pattern, in order, each kind once."""
     pairs = zip(old.changes, new.changes, strict=False)
     return list(dict.fromkeys(a.kind for a, b in pairs if a.text != b.text))
 
 
-def first_change(old: FoldedLine, new: FoldedLine) -> int:
+def first_change(old: LinePattern, new: LinePattern) -> int:
     """Return the index of the first text that differs between two lines of one pattern; 0 if none differs."""
     pairs = zip(old.changes, new.changes, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a.text != b.text), 0)

@@ -34,10 +34,10 @@ Edit = tuple[int, int, str]
 class ChatTokenizer:
     """Encodes conversations for one tokenizer and one template. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, own_text: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, template_text: str) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.library.get_added_tokens_decoder()
-        self._control = {token_id: token.content for token_id, token in added.items() if is_control(token, own_text)}
+        self._control = {number: token.content for number, token in added.items() if is_control(token, template_text)}
         unknown = getattr(tokenizer.library.model, "unk_token", None)
         self._unknown_id = None if unknown is None else tokenizer.library.token_to_id(unknown)
         by_length = sorted(self._control.values(), key=len, reverse=True)
@@ -123,9 +123,9 @@ def _overlaps(spans: tuple[tuple[int, int], ...], start: int, stop: int) -> bool
     return index >= 0 and spans[index][1] > start
 
 
-def is_control(token: AddedToken, own_text: str) -> bool:
+def is_control(token: AddedToken, template_text: str) -> bool:
     """Return whether a token is a control token for a template with this source text."""
-    return bool(token.special or (token.content.strip() and token.content in own_text))
+    return bool(token.special or (token.content.strip() and token.content in template_text))
 
 
 def _apply_edits(text: str, edits: list[Edit]) -> str:

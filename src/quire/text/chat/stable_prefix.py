@@ -11,7 +11,7 @@ from fnmatch import translate
 from typing import Any
 
 from quire.errors import ConfigError
-from quire.text.chat.changing_text import ChangingKind, fold
+from quire.text.chat.changing_text import ChangingKind, line_pattern
 from quire.text.chat.prompt_parts import NumberedMessages
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -100,10 +100,10 @@ class StablePrefix:
         return matching_glob or (self._matching_name(stripped) if self._names else None)
 
     def _matching_name(self, line: str) -> str | None:
-        folded = fold(line)
+        pattern = line_pattern(line)
         kinds: Sequence[ChangingKind] = ("dates", "times", "ids")
-        name = next((kind for kind in kinds if kind in folded.kinds and kind in self._names), None)
-        if name is None or len(WORD.findall(PLACEHOLDERS.sub(" ", folded.pattern))) > MAX_LABEL_WORDS:
+        name = next((kind for kind in kinds if kind in pattern.kinds and kind in self._names), None)
+        if name is None or len(WORD.findall(PLACEHOLDERS.sub(" ", pattern.pattern))) > MAX_LABEL_WORDS:
             return None
         return name
 

@@ -39,7 +39,7 @@ class CallableTool:
 class ToolRules:
     """The tools that may be called, and the format of calls."""
 
-    form: ToolFormat
+    format: ToolFormat
     tools: Sequence[CallableTool]
     must_call: bool = False
     is_parallel: bool = True
@@ -115,32 +115,32 @@ class _Writer:
         lead = self._literal(reasoning.text_begin) + " " if reasoning is not None and self._has_text_begin else ""
         if schema is not None:
             return lead + _json(schema)
-        return lead + ("TEXT" if calls is None or calls.form.marker else "OTHER")
+        return lead + ("TEXT" if calls is None or calls.format.marker else "OTHER")
 
     def _call_lines(self, calls: ToolRules) -> Iterator[str]:
-        form = calls.form
+        fmt = calls.format
         is_text_allowed = not calls.must_call and self._rules.schema is None and not self._has_text_begin
         any_call = " | ".join(f"call_{index}" for index in range(len(calls.tools)))
-        if not form.marker:
-            beginning = self._literal(form.begin)
-            yield f"OTHER: {FREE} & ~/{_escaped(form.begin)}(.|\\n)*/"
+        if not fmt.marker:
+            beginning = self._literal(fmt.begin)
+            yield f"OTHER: {FREE} & ~/{_escaped(fmt.begin)}(.|\\n)*/"
         elif is_text_allowed:
-            beginning = "opened " + self._literal(form.begin.removeprefix(form.marker))
-            yield from self._lines_until("opened", form.marker)
+            beginning = "opened " + self._literal(fmt.begin.removeprefix(fmt.marker))
+            yield from self._lines_until("opened", fmt.marker)
         else:
-            beginning = "SPACE " + self._literal(form.begin)
-        separator = form.call_separator
+            beginning = "SPACE " + self._literal(fmt.begin)
+        separator = fmt.call_separator
         repeats = f" ({self._literal(separator)} ({any_call}))*" if separator is not None and calls.is_parallel else ""
-        marked_calls = f"{beginning} ({any_call}){repeats} {self._literal(form.end)}"
-        if is_text_allowed and form.object_keys is not None:
-            yield from self._unmarked_lines(form.object_keys, calls.tools)
+        marked_calls = f"{beginning} ({any_call}){repeats} {self._literal(fmt.end)}"
+        if is_text_allowed and fmt.object_keys is not None:
+            yield from self._unmarked_lines(fmt.object_keys, calls.tools)
             yield f"called: {marked_calls} | unmarked"
         else:
             yield f"called: {marked_calls}"
         for index, tool in enumerate(calls.tools):
-            yield f"call_{index}: {self._call_rule(form, tool)}"
-        if form.tagged is not None:
-            yield from self._lines_until("text_value", form.tagged.after_value)
+            yield f"call_{index}: {self._call_rule(fmt, tool)}"
+        if fmt.tagged is not None:
+            yield from self._lines_until("text_value", fmt.tagged.after_value)
 
     def _unmarked_lines(self, keys: ObjectKeys, tools: Sequence[CallableTool]) -> Iterator[str]:
         """Yield rules for one call as a JSON object without markers, optionally in a code fence."""
@@ -150,9 +150,9 @@ class _Writer:
             yield f"named_{index}[lazy]: TEXT /{_slashed(unmarked_pattern(keys, tool.name))}/"
             yield f"unmarked_{index}: named_{index} SPACE {_json(tool.schema, tool.is_strict)}"
 
-    def _call_rule(self, form: ToolFormat, tool: CallableTool) -> str:
-        arguments = _json(tool.schema, tool.is_strict) if form.tagged is None else self._tag_rule(form.tagged, tool)
-        return f"{_quoted(tool.name)} {self._literal(form.name_end)} {arguments} {self._literal(form.call_end)}"
+    def _call_rule(self, fmt: ToolFormat, tool: CallableTool) -> str:
+        arguments = _json(tool.schema, tool.is_strict) if fmt.tagged is None else self._tag_rule(fmt.tagged, tool)
+        return f"{_quoted(tool.name)} {self._literal(fmt.name_end)} {arguments} {self._literal(fmt.call_end)}"
 
     def _tag_rule(self, tags: TaggedArguments, tool: CallableTool) -> str:
         """Return the rule of tagged arguments in the schema's order; any arguments if the schema has no properties."""

@@ -61,10 +61,10 @@ class CallReader:
     """Parser for all tool calls of one answer."""
 
     def __init__(
-        self, form: ToolFormat, text_keys: TextKeys, call_id: Callable[[int], str], begin: Begin, show: Show
+        self, tool_format: ToolFormat, text_keys: TextKeys, call_id: Callable[[int], str], begin: Begin, show: Show
     ) -> None:
-        self._form = form
-        self._tagged: TaggedArguments = form.tagged or JSON_ONLY
+        self._format = tool_format
+        self._tagged: TaggedArguments = tool_format.tagged or JSON_ONLY
         self._text_keys: Mapping[str, frozenset[str]] = text_keys
         self._call_id = call_id
         self._begin = begin
@@ -118,7 +118,7 @@ class CallReader:
             self._characters.append(character)
             return
         self._name, self._characters = "".join(self._characters), []
-        self._expect(self._form.name_end, self._arguments)
+        self._expect(self._format.name_end, self._arguments)
         self._state(character)
 
     def _before_object(self, character: str) -> None:
@@ -127,14 +127,14 @@ class CallReader:
 
     def _arguments(self, character: str) -> None:
         """The first character of a call's arguments."""
-        has_id = CALL_ID in self._form.begin + self._form.name_end
+        has_id = CALL_ID in self._format.begin + self._format.name_end
         call_id = self._id if has_id else self._call_id(self.num_calls)
         self._begin(ToolCallPart(self.num_calls, call_id, self._name))
         self.num_calls += 1
         self._id = ""
         self._num_arguments = 0
         self._scanner = JsonScanner()
-        if self._form.tagged is None:
+        if self._format.tagged is None:
             self._state = self._in_object
         else:
             self._show("{")
@@ -147,7 +147,7 @@ class CallReader:
         if self._scanner.is_between and self._is_unmarked:
             self._state = self._skip
         elif self._scanner.is_between:
-            self._expect(self._form.call_end, self._after_call)
+            self._expect(self._format.call_end, self._after_call)
 
     def _before_key(self, character: str) -> None:
         """Another argument, or the end of the call."""
@@ -155,7 +155,7 @@ class CallReader:
         if not self._tagged.before_key.startswith(self._matched):
             text, self._matched = self._matched, ""
             self._show("}")
-            self._expect(self._form.call_end, self._after_call)
+            self._expect(self._format.call_end, self._after_call)
             for matched in text:
                 self._state(matched)
         elif self._matched == self._tagged.before_key:
@@ -201,7 +201,7 @@ class CallReader:
     def _after_call(self, character: str) -> None:
         """Another call, or the end of all calls."""
         self._matched += character
-        separator = self._form.call_separator
+        separator = self._format.call_separator
         if separator is None or not separator.startswith(self._matched):
             self._state = self._skip
         elif self._matched == separator:

@@ -34,8 +34,8 @@ class AnswerFormat:
     @property
     def has_short_ids(self) -> bool:
         """Whether the model's format requires short call ids."""
-        form = self.tools
-        return form is not None and CALL_ID in form.begin + form.name_end + form.call_end
+        tool_format = self.tools
+        return tool_format is not None and CALL_ID in tool_format.begin + tool_format.name_end + tool_format.call_end
 
     @property
     def is_plain(self) -> bool:
@@ -53,12 +53,12 @@ class PartDelta:
 class AnswerReader:
     """Parser of one answer. Push its text as it arrives, and call `finish` once."""
 
-    def __init__(self, form: AnswerFormat, call_id: Callable[[int], str]) -> None:
-        self._reasoning = form.reasoning
-        self._tools = form.tools
+    def __init__(self, answer_format: AnswerFormat, call_id: Callable[[int], str]) -> None:
+        self._reasoning = answer_format.reasoning
+        self._tools = answer_format.tools
         self._calls: CallReader | None = None
-        if form.tools is not None:
-            self._calls = CallReader(form.tools, form.text_keys, call_id, self._start_part, self._append)
+        if self._tools is not None:
+            self._calls = CallReader(self._tools, answer_format.text_keys, call_id, self._start_part, self._append)
         self._out: list[tuple[Part, list[str]]] = []
         self._part: Part = TEXT
         self._is_part_empty = False
@@ -71,13 +71,13 @@ class AnswerReader:
         """`_pending` without leading white space that is skipped."""
         self._search = StopStrings([])
         self._unmarked = None
-        if form.tools is not None and form.tools.object_keys is not None:
-            self._unmarked = UnmarkedSearch(form.tools.object_keys, form.text_keys.keys())
+        if answer_format.tools is not None and answer_format.tools.object_keys is not None:
+            self._unmarked = UnmarkedSearch(answer_format.tools.object_keys, answer_format.text_keys.keys())
         self._state: ReadState
-        reasoning = form.reasoning
+        reasoning = answer_format.reasoning
         if reasoning is None:
             self._start_text()
-        elif form.is_thinking:
+        elif answer_format.is_thinking:
             self._start_reasoning(reasoning.end)
         else:
             self._match(reasoning.begin, lambda: self._start_reasoning(reasoning.end), self._start_text)

@@ -130,5 +130,5 @@ HARMONY = ToolFormat(
 HARMONY_REASONING = ReasoningFormat(
     "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 )
-RULES = (("<|channel|>analysis", HARMONY), ("<｜tool▁calls▁begin｜>", DEEPSEEK), ("<tool_call>", HERMES))
+MARKED_FORMATS = (("<|channel|>analysis", HARMONY), ("<｜tool▁calls▁begin｜>", DEEPSEEK), ("<tool_call>", HERMES))
 """(text, format): formats of templates that contain this text, but whose renderings do not show the format."""

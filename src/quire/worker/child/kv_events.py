@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from quire.core.digests import block_hash
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.errors import ConfigError
 from quire.worker.child.kv_snapshot import (
@@ -35,8 +36,6 @@ RANK = 0
 """The data-parallel rank, always 0. Always sent, because subscribers decode three elements."""
 MEDIUM = "GPU"
 """vLLM's name for the memory in which a model computes; used for any device."""
-HASH_MASK = (1 << 63) - 1
-"""Keeps 63 bits, because some subscribers decode hashes as signed 64-bit integers."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -149,11 +148,6 @@ def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
 
 def _number_frame(value: int) -> bytes:
     return value.to_bytes(8, "big")
-
-
-def block_hash(digest: bytes) -> int:
-    """Return the 63-bit hash of a block for subscribers, from its digest."""
-    return int.from_bytes(digest[-8:], "big") & HASH_MASK
 
 
 def _as_map(event: KVEvent) -> Mapping[str, Any]:

@@ -20,12 +20,12 @@ class WorkerWatch(CommandWatch):
     def __init__(self, send: Callable[[Sequence[Command]], None]) -> None:
         """`send` drops commands while no worker is ready."""
         super().__init__(lambda command: send([command]))
-        self._num_workers = 0
+        self._num_spawned = 0
 
     def add_worker(self) -> None:
         """Add the record of a worker that is being spawned."""
-        self._num_workers += 1
-        record = WorkerRecord(self._num_workers, "loading", monotonic())
+        self._num_spawned += 1
+        record = WorkerRecord(self._num_spawned, "loading", monotonic())
         self.workers = (*self.workers, record)[-MAX_WORKER_RECORDS:]
 
     def mark_ready(self) -> None:

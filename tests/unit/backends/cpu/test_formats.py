@@ -18,7 +18,7 @@ from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.kernels.large_pages import Arena
 from quire.errors import CheckpointError, InvariantError
 from tests.support.errors import raises_code
-from tests.support.models.gguf_blocks import numbers_of, random_rows
+from tests.support.models.gguf_blocks import dequantize, random_rows
 from tests.support.models.gguf_blocks import panel_product as multiply
 
 pytest.importorskip("quire._native")
@@ -60,7 +60,7 @@ def test_the_rows_of_a_packed_weight_are_what_its_file_says(name: str, shape: tu
     num_in = blocks * max(32, FORMATS[name].block_size)
     rows = random_rows(name, num_out, num_in, np.random.default_rng(seed))
     indices = np.random.default_rng(seed).integers(0, num_out, 5)
-    assert np.array_equal(packed(name, rows, num_in).rows(indices), numbers_of(name, rows)[indices])
+    assert np.array_equal(packed(name, rows, num_in).rows(indices), dequantize(name, rows)[indices])
 
 
 @pytest.mark.parametrize("name", GGUF_FORMATS)
@@ -71,14 +71,14 @@ def test_a_float_product_is_that_of_the_files_numbers(name: str, shape: tuple[in
     dice, num_in = np.random.default_rng(seed), blocks * max(32, FORMATS[name].block_size)
     source, rows = random_rows(name, num_out, num_in, dice), dice.standard_normal((num_rows, num_in)).astype(np.float32)
     out = multiply(packed(name, source, num_in), rows, Arithmetic.FLOAT)
-    assert worst_error(out, rows, numbers_of(name, source)) < 2e-6
+    assert worst_error(out, rows, dequantize(name, source)) < 2e-6
 
 
 @pytest.mark.parametrize("name", GGUF_FORMATS)
 def test_a_float_product_has_the_bits_of_float32_weights(name: str) -> None:
     dice = np.random.default_rng(1)
     source, rows = random_rows(name, 50, 512, dice), dice.standard_normal((11, 512)).astype(np.float32)
-    plain = packed("F32", np.ascontiguousarray(numbers_of(name, source)).view(np.uint8), 512)
+    plain = packed("F32", np.ascontiguousarray(dequantize(name, source)).view(np.uint8), 512)
     out = multiply(packed(name, source, 512), rows, Arithmetic.FLOAT)
     assert np.array_equal(out, multiply(plain, rows, Arithmetic.FLOAT))
 
@@ -91,7 +91,7 @@ def test_an_integer_product_is_that_of_rounded_rows(name: str, shape: tuple[int,
     dice, num_in = np.random.default_rng(seed), blocks * FORMATS[name].block_size
     source, rows = random_rows(name, num_out, num_in, dice), dice.standard_normal((num_rows, num_in)).astype(np.float32)
     out = multiply(packed(name, source, num_in), rows, Arithmetic.INTEGER)
-    assert worst_error(out, rounded(rows), numbers_of(name, source)) < 2e-6
+    assert worst_error(out, rounded(rows), dequantize(name, source)) < 2e-6
 
 
 @pytest.mark.parametrize(("name", "kind"), ALL_PAIRS)
@@ -172,7 +172,7 @@ def test_types_without_kernels_are_widened_to_8_bits_and_the_log_says_so(
         weight = packed(name, rows, 512)
     assert weight.format.name == "Q8_0"
     assert f"no kernels for weights of type {name}" in caplog.text
-    wanted = numbers_of(name, rows)
+    wanted = dequantize(name, rows)
     groups = np.abs(wanted).reshape(40, -1, 32).max(-1)
     error = np.abs(weight.rows(np.arange(40)) - wanted).reshape(40, -1, 32).max(-1)
     assert (error <= groups * (0.5 / 127 + 2**-10)).all()

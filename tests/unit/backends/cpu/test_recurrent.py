@@ -1,6 +1,6 @@
 """Layers that keep a state: what they compute is what plain float64 computes, and no bit of it depends on company.
 
-Small models of all three kinds, with sizes that fill no vector. See tests/support/models/plain_hybrids.py.
+Small models of all three kinds, with sizes that no SIMD width divides. See tests/support/models/plain_hybrids.py.
 """
 
 import json
@@ -21,7 +21,7 @@ from quire.backends.cpu.state_store import StateStore
 from quire.backends.kernels import extension
 from quire.backends.kernels.threads import num_threads, use_threads
 from tests.support.models.hybrid_prints import LENGTHS, TOLERANCE, texts_of, worst_of
-from tests.support.models.plain_hybrids import CONFIGS, SETTINGS, Sequences, open_decoder, write_hybrid
+from tests.support.models.plain_hybrids import CONFIGS, SETTINGS, FedSequences, open_decoder, write_hybrid
 
 pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 
@@ -43,9 +43,9 @@ def others() -> Iterator[None]:
     use_threads(before)
 
 
-def fed_whole(decoder: Decoder, texts: list[list[int]]) -> Sequences:
+def fed_whole(decoder: Decoder, texts: list[list[int]]) -> FedSequences:
     """All texts side by side in one step."""
-    sequences = Sequences(decoder, texts)
+    sequences = FedSequences(decoder, texts)
     sequences.feed(ALL)
     return sequences
 
@@ -59,7 +59,7 @@ def test_any_cut_into_steps_gives_the_same_bits(decoder: Decoder, others: None) 
     del others
     texts, dice = texts_of(), Random(3)
     whole = fed_whole(decoder, texts)
-    cut, left = Sequences(decoder, texts), dict(ALL)
+    cut, left = FedSequences(decoder, texts), dict(ALL)
     while left:
         chosen = dice.sample(sorted(left), dice.randint(1, len(left)))
         counts = {number: min(left[number], dice.choice((1, 1, 2, 3, 40, 270))) for number in chosen}
@@ -74,7 +74,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company(decoder: Decoder) -> 
     texts = texts_of()
     whole = fed_whole(decoder, texts)
     for number, length in ALL.items():
-        alone = Sequences(decoder, texts)
+        alone = FedSequences(decoder, texts)
         alone.feed({number: length})
         assert np.array_equal(alone.logits(number), whole.logits(number))
         assert np.array_equal(alone.states.numbers[number + 1], whole.states.numbers[number + 1])
@@ -83,14 +83,14 @@ def test_a_sequence_has_the_same_bits_alone_and_in_company(decoder: Decoder) -> 
 def test_rows_that_nobody_asks_for_move_the_state_on_all_the_same(decoder: Decoder) -> None:
     texts = texts_of()
     whole = fed_whole(decoder, texts)
-    asked = Sequences(decoder, texts)
-    last = asked.feed_for_the_last(ALL)
+    asked = FedSequences(decoder, texts)
+    last = asked.feed_last_logits(ALL)
     assert np.array_equal(last, [whole.logits(number)[-1] for number in ALL])
     assert np.array_equal(asked.states.numbers, whole.states.numbers)
 
 
 def test_only_the_slots_of_a_step_are_written(decoder: Decoder) -> None:
-    sequences = Sequences(decoder, texts_of())
+    sequences = FedSequences(decoder, texts_of())
     sequences.feed({2: LENGTHS[2]})
     touched = np.flatnonzero(sequences.states.numbers.any(axis=1))
     assert touched.tolist() == [3]
@@ -99,16 +99,16 @@ def test_only_the_slots_of_a_step_are_written(decoder: Decoder) -> None:
 def test_a_state_copied_to_another_slot_goes_on_there(decoder: Decoder) -> None:
     texts = texts_of()
     texts[1] = texts[0]
-    sequences = Sequences(decoder, texts)
+    sequences = FedSequences(decoder, texts)
     sequences.feed({0: 21})
-    sequences.move(0, 1)
+    sequences.copy_sequence(0, 1)
     sequences.feed({1: 8, 0: 8})
     assert np.array_equal(sequences.logits(1), sequences.logits(0)[21:])
 
 
 def test_slots_are_touched_where_a_step_writes_and_nowhere_else(decoder: Decoder) -> None:
     shallow = decoder.shallow()
-    sequences = Sequences(shallow, texts_of())
+    sequences = FedSequences(shallow, texts_of())
     sequences.feed({0: 290})
     written = sequences.states.numbers[1] != 0.0
     untouched = StateStore(decoder.slot_size, 2)

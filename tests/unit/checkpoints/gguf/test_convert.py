@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader
-from gguf.quants import dequantize
+from gguf import GGMLQuantizationType, GGUFReader, quants
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -20,7 +19,7 @@ from quire.checkpoints.cache import UNFINISHED
 from quire.checkpoints.gguf import convert as gguf_convert
 from quire.checkpoints.gguf import model as gguf_model
 from quire.checkpoints.gguf.config import shortest_decimal
-from quire.checkpoints.stored_tensors import half_split, numbers_of, read_rows
+from quire.checkpoints.stored_tensors import dequantize, half_split, read_rows
 from quire.checkpoints.stored_tensors import opened_weights as opened_file
 from quire.errors import CheckpointError
 from tests.support.errors import raises_code
@@ -59,7 +58,7 @@ def test_every_quantisation_gives_the_values_of_the_formats_own_package(tmp_path
         "blk.0.attn_v.weight": "model.layers.0.self_attn.v_proj.weight",
         "blk.0.ffn_down.weight": "model.layers.0.mlp.down_proj.weight",
     }.items():
-        expected = dequantize(source[theirs].data, GGMLQuantizationType[kind])
+        expected = quants.dequantize(source[theirs].data, GGMLQuantizationType[kind])
         assert tensors[ours].dtype == np.float32
         assert np.array_equal(tensors[ours], expected.reshape(tensors[ours].shape)), theirs
 
@@ -75,8 +74,8 @@ def test_rows_read_where_they_lie_are_those_of_the_conversion(tmp_path: Path, ki
         with opened_file(tensor.path) as file, opened_file(made[name].path) as other:
             for first in range(0, tensor.num_rows, count):
                 some = min(count, tensor.num_rows - first)
-                mine = numbers_of(read_rows(file, tensor, first, some), tensor.type)
-                theirs = numbers_of(read_rows(other, made[name], first, some), made[name].type)
+                mine = dequantize(read_rows(file, tensor, first, some), tensor.type)
+                theirs = dequantize(read_rows(other, made[name], first, some), made[name].type)
                 assert np.array_equal(mine, theirs), name
 
 
@@ -127,7 +126,7 @@ def test_rotating_halves_after_the_reordering_scores_as_rotating_neighbours_befo
 def test_slices_of_any_size_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", Tiny(kind="Q4_1"))
     whole = converted(resolve(str(path), cache=tmp_path / "a"))
-    monkeypatch.setattr(gguf_convert, "SLICE_VALUES", 96)
+    monkeypatch.setattr(gguf_convert, "CHUNK_VALUES", 96)
     sliced = converted(resolve(str(path), cache=tmp_path / "b"))
     assert whole.weight_files[0].read_bytes() == sliced.weight_files[0].read_bytes()
     assert whole.fingerprint == sliced.fingerprint
@@ -286,7 +285,7 @@ def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     path = write_gguf(tmp_path / "tiny.gguf", Tiny())
     checkpoint = resolve(str(path), cache=tmp_path / "cache", progress=lambda *told: seen.append(told))
-    gguf_convert.in_safetensors(checkpoint, lambda *told: seen.append(told))
+    gguf_convert.ensure_safetensors(checkpoint, lambda *told: seen.append(told))
     for label in ("reading tiny.gguf", "converting tiny.gguf"):
         told = [one for one in seen if one[0] == label]
         assert told == sorted(told)

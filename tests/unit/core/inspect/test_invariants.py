@@ -89,12 +89,12 @@ def test_a_broken_promise_is_noticed(complaint: str) -> None:
 
 
 def memory_with_states() -> KVMemory:
-    """Table 1 is in flight in slot 1, slot 2 is promised; block 2 carries a state in passing, block 3 a pinned one."""
+    """Table 1 is in flight in slot 1, slot 2 is reserved; block 2 carries a state in passing, block 3 a pinned one."""
     config = KVMemoryConfig(12, 2, pin_share=0.5, num_slots=8, num_running_slots=3)
     memory = KVMemory(config, BlockHasher(KEY))
     running = memory.open(SPACE)
-    memory.reserve(running, [1, 1], 2, keep=StateCheckpoint.PINNED)
-    for token, keep in ((8, StateCheckpoint.TRANSIENT), (9, StateCheckpoint.PINNED)):
+    memory.reserve(running, [1, 1], 2, keep=StateCheckpoint.DURABLE)
+    for token, keep in ((8, StateCheckpoint.TRANSIENT), (9, StateCheckpoint.DURABLE)):
         cached = memory.open(SPACE)
         memory.reserve(cached, [token] * 2, 2, keep=keep)
         memory.commit(cached, 2)
@@ -112,8 +112,8 @@ def kept_for_a_pin_that_is_gone(memory: KVMemory) -> None:
     memory.slots.pinned_slots[2] = memory.slots.cached_slots.pop(2)
 
 
-def promised_at_rest(memory: KVMemory) -> None:
-    memory.tables[4].promised_slot, memory.tables[1].promised_slot = memory.tables[1].promised_slot, None
+def reserved_at_rest(memory: KVMemory) -> None:
+    memory.tables[4].reserved_slot, memory.tables[1].reserved_slot = memory.tables[1].reserved_slot, None
     memory.pins.tables.pop(4)
     memory.pins.pin_count[3] = memory.pins.num_pinned_blocks = 0
     memory.slots.unpin_states([3])
@@ -134,16 +134,16 @@ def a_pin_that_runs(memory: KVMemory) -> None:
 STATE_BREAKS: dict[str, Callable[[KVMemory], object]] = {
     r"Counter\(\{3: 1\}\) missing": lambda m: m.slots.blank_slots.pop(),
     r"Counter\(\{2: 1\}\) too many": lambda m: m.slots.blank_slots.append(2),
-    "2 promised, 1 counted": lambda m: setattr(m.slots, "num_promised", 2),
-    "2 are promised or pinned, 1 may be": lambda m: setattr(m, "config", replace(m.config, num_running_slots=7)),
+    "2 reserved, 1 counted": lambda m: setattr(m.slots, "num_reserved", 2),
+    "2 are reserved or pinned, 1 may be": lambda m: setattr(m, "config", replace(m.config, num_running_slots=7)),
     "belongs to unnamed block 7": carried_by_a_block_without_a_name,
     "is pinned without a pin": kept_for_a_pin_that_is_gone,
     "pinned block 3 is transient": lambda m: m.slots.transients.add(3),
     "one is transient that is not cached": lambda m: m.slots.transients.add(7),
     "a pin has a running slot": a_pin_that_runs,
     "computed 0 tokens, has no state": running_without_a_slot,
-    "a state is promised at rest": promised_at_rest,
-    "a state is promised off a block border": lambda m: setattr(m.tables[1], "num_reserved", 1),
+    "a state is reserved at rest": reserved_at_rest,
+    "a state is reserved off a block border": lambda m: setattr(m.tables[1], "num_reserved", 1),
 }
 
 

@@ -16,7 +16,7 @@ class Heard:
         self.memory = KVMemory(config(num_blocks, num_kept), BlockHasher(KEY), self.events.append)
 
     def compute(
-        self, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+        self, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.DURABLE
     ) -> list[KVEvent]:
         """A sequence keeps its state at these borders and ends; returns what was said meanwhile."""
         table, first = self.memory.open(SPACE), len(self.events)
@@ -115,6 +115,6 @@ def test_after_a_clear_everything_is_untold() -> None:
 def test_a_failed_row_tells_nothing() -> None:
     heard = Heard()
     table = heard.memory.open(SPACE)
-    heard.memory.reserve(table, [1] * 5, 4, keep=StateCheckpoint.PINNED)
+    heard.memory.reserve(table, [1] * 5, 4, keep=StateCheckpoint.DURABLE)
     heard.memory.commit(table, 0)
     assert heard.events == []

@@ -10,16 +10,16 @@ from quire.core.step import SlotCopy
 from quire.errors import InvariantError
 from tests.support.errors import raises_code
 
-PINNED, TRANSIENT, SPARSE = StateCheckpoint.PINNED, StateCheckpoint.TRANSIENT, StateCheckpoint.SPARSE
+DURABLE, TRANSIENT, SPARSE = StateCheckpoint.DURABLE, StateCheckpoint.TRANSIENT, StateCheckpoint.SPARSE
 
 
 def kept(
-    slots: StateSlots, block: int, keep: StateCheckpoint = PINNED, last_kept: int | None = None, running: int = 1
+    slots: StateSlots, block: int, kind: StateCheckpoint = DURABLE, last_block: int | None = None, running: int = 1
 ) -> int:
     """A step leaves its state behind this block."""
-    slot = slots.promise(running, last_kept)
+    slot = slots.reserve(running, last_block)
     assert slot is not None
-    slots.attach(block, slot, keep)
+    slots.attach(block, slot, kind)
     return slot
 
 
@@ -83,19 +83,19 @@ class TestRunning:
         slots = StateSlots(6, 3)
         kept(slots, 10)
         slots.pin_state(10)
-        promised = [slots.promise(1, None) for _ in range(5)]
-        assert [slot is None for slot in promised] == [False, False, True, True, True]
-        assert len({slots.begin(None) for _ in range(3)} | {slots.slot_of(10), *promised[:2]}) == 6
+        reserved = [slots.reserve(1, None) for _ in range(5)]
+        assert [slot is None for slot in reserved] == [False, False, True, True, True]
+        assert len({slots.begin(None) for _ in range(3)} | {slots.slot_of(10), *reserved[:2]}) == 6
 
 
 class TestKeeping:
     def test_a_promise_is_a_move_after_the_step_from_the_running_slot(self) -> None:
         slots = StateSlots(3, 1)
         running = slots.begin(None)
-        promised = slots.promise(running, None)
-        assert promised is not None
-        assert slots.num_promised == 1
-        assert slots.pop_copies() == ((SlotCopy(ZERO_SLOT, running),), (SlotCopy(running, promised),))
+        reserved = slots.reserve(running, None)
+        assert reserved is not None
+        assert slots.num_reserved == 1
+        assert slots.pop_copies() == ((SlotCopy(ZERO_SLOT, running),), (SlotCopy(running, reserved),))
 
     def test_every_move_is_told_once_and_in_the_order_it_was_asked_for(self) -> None:
         slots = StateSlots(6, 4)
@@ -103,25 +103,25 @@ class TestKeeping:
         slots.pop_copies()
         first, second = slots.begin_after(10, None), slots.begin(None)
         child = slots.fork(first)
-        copies, keeps = slots.pop_copies()
+        copies, cache_copies = slots.pop_copies()
         assert copies == (SlotCopy(source, first), SlotCopy(ZERO_SLOT, second), SlotCopy(first, child))
-        assert keeps == ()
+        assert cache_copies == ()
         assert slots.pop_copies() == ((), ())
 
     def test_a_state_is_nobodys_before_its_step_has_returned(self) -> None:
         slots = StateSlots(3, 1)
-        promised = slots.promise(1, None)
+        reserved = slots.reserve(1, None)
         assert (slots.num_cached, slots.slot_of(10)) == (0, None)
-        assert promised is not None
-        slots.attach(10, promised, PINNED)
-        assert (slots.num_cached, slots.num_promised, slots.slot_of(10)) == (1, 0, promised)
+        assert reserved is not None
+        slots.attach(10, reserved, DURABLE)
+        assert (slots.num_cached, slots.num_reserved, slots.slot_of(10)) == (1, 0, reserved)
 
     def test_a_broken_promise_gives_its_slot_back(self) -> None:
         slots = StateSlots(2, 1)
-        promised = slots.promise(1, None)
-        assert promised is not None
-        slots.break_promise(promised)
-        assert (slots.num_promised, slots.num_cached, promised in slots.blank_slots) == (0, 0, True)
+        reserved = slots.reserve(1, None)
+        assert reserved is not None
+        slots.free_reserved(reserved)
+        assert (slots.num_reserved, slots.num_cached, reserved in slots.blank_slots) == (0, 0, True)
 
     def test_of_two_equal_states_the_first_stays_and_counts_as_used(self) -> None:
         slots = StateSlots(6, 1)
@@ -132,13 +132,13 @@ class TestKeeping:
         assert second in slots.blank_slots
         assert 10 not in slots.transients
         assert [*slots.cached()] == [11, 10]
-        assert slots.num_promised == 0
+        assert slots.num_reserved == 0
 
     def test_a_state_kept_in_passing_is_given_up_for_the_next_of_its_sequence(self) -> None:
         slots = StateSlots(9, 1)
         first = kept(slots, 10, TRANSIENT)
         assert (len(slots.transients), 10 in slots.transients) == (1, True)
-        assert kept(slots, 11, TRANSIENT, last_kept=10) == first
+        assert kept(slots, 11, TRANSIENT, last_block=10) == first
         assert [*slots.cached()] == [11]
         assert len(slots.transients) == 1
         assert slots.num_evictions == 0, "it did not make room for somebody else"
@@ -147,21 +147,21 @@ class TestKeeping:
         slots = StateSlots(9, 1)
         kept(slots, 10, TRANSIENT)
         slots.use(10)
-        kept(slots, 11, TRANSIENT, last_kept=10)
+        kept(slots, 11, TRANSIENT, last_block=10)
         assert [*slots.cached()] == [10, 11]
 
-    @pytest.mark.parametrize("keep", [PINNED, SPARSE])
+    @pytest.mark.parametrize("keep", [DURABLE, SPARSE])
     def test_other_states_are_not_given_up(self, keep: StateCheckpoint) -> None:
         slots = StateSlots(9, 1)
         kept(slots, 10, keep)
-        kept(slots, 11, TRANSIENT, last_kept=10)
+        kept(slots, 11, TRANSIENT, last_block=10)
         assert {*slots.cached()} == {10, 11}
 
     def test_another_sequence_takes_a_slot_of_its_own(self) -> None:
         slots = StateSlots(9, 1)
         kept(slots, 10, TRANSIENT)
-        kept(slots, 11, TRANSIENT, last_kept=None)
-        kept(slots, 12, TRANSIENT, last_kept=11)
+        kept(slots, 11, TRANSIENT, last_block=None)
+        kept(slots, 12, TRANSIENT, last_block=11)
         assert [*slots.cached()] == [10, 12]
 
 
@@ -250,7 +250,7 @@ class TestPinning:
         kept(slots, 10, TRANSIENT)
         slots.pin_state(10)
         assert 10 not in slots.transients
-        kept(slots, 11, TRANSIENT, last_kept=10)
+        kept(slots, 11, TRANSIENT, last_block=10)
         assert slots.slot_of(10) is not None
 
     def test_a_block_without_a_state_has_nothing_to_pin(self) -> None:
@@ -284,7 +284,7 @@ class TestPinning:
     def test_what_a_step_has_been_promised_is_not_pinned_away(self) -> None:
         slots = StateSlots(3, 1)
         kept(slots, 10)
-        slots.promise(1, None)
+        slots.reserve(1, None)
         assert slots.may_pin(10, 1.0)
-        slots.promise(1, None)
+        slots.reserve(1, None)
         assert not slots.may_pin(10, 1.0)

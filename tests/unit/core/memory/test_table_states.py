@@ -128,33 +128,33 @@ class TestLeaving:
             running.append(2)
         go_on(shadow, running, [8])
         stats = shadow.memory.stats()
-        assert (stats.num_cached_slots, shadow.memory.slots.num_promised, stats.num_named_blocks) == (0, 0, 0)
+        assert (stats.num_cached_slots, shadow.memory.slots.num_reserved, stats.num_named_blocks) == (0, 0, 0)
 
     def test_a_clear_in_the_middle_of_a_step_breaks_its_promise(self) -> None:
         shadow = new_shadow()
         running = shadow.begin(SPACE, [2] * 5)
-        assert shadow.reserve(running, 4, keep=StateCheckpoint.PINNED)
+        assert shadow.reserve(running, 4, keep=StateCheckpoint.DURABLE)
         shadow.memory.clear()
         shadow.finish_step()
         shadow.verify_all()
-        assert (shadow.memory.slots.num_cached, shadow.memory.slots.num_promised) == (0, 0)
+        assert (shadow.memory.slots.num_cached, shadow.memory.slots.num_reserved) == (0, 0)
 
     def test_a_block_whose_digest_collides_carries_no_state(self) -> None:
         shadow = ShadowedMemory(KVMemoryConfig(1024, 1, num_slots=900, num_running_slots=300), hasher=WeakHasher(KEY))
         sequences = [shadow.begin(namespace(1), [index, 7]) for index in range(300)]
         for sequence in sequences:
-            assert shadow.reserve(sequence, 1, keep=StateCheckpoint.PINNED)
+            assert shadow.reserve(sequence, 1, keep=StateCheckpoint.DURABLE)
         shadow.finish_step()
         shadow.verify_all()
         collided = [sequence for sequence in sequences if not sequence.table.is_naming]
         assert collided
-        assert all(one.table.last_kept is None for one in collided)
+        assert all(one.table.last_cached_block is None for one in collided)
         assert shadow.memory.stats().num_cached_slots == shadow.memory.stats().num_named_blocks
 
     def test_a_sequence_gives_up_what_it_kept_in_passing_and_nothing_else(self) -> None:
         shadow = new_shadow()
         running = shadow.begin(SPACE, list(range(17)))
-        go_on(shadow, running, [4], StateCheckpoint.PINNED)
+        go_on(shadow, running, [4], StateCheckpoint.DURABLE)
         for _ in range(7):
             running.append(1)
         go_on(shadow, running, [20, 24], StateCheckpoint.TRANSIENT)
@@ -168,12 +168,12 @@ class TestFailures:
         sequence = computed(shadow, list(range(14)), [4, 8])
         sequence.append(14)
         sequence.append(15)
-        assert shadow.reserve(sequence, 2, keep=StateCheckpoint.PINNED)
+        assert shadow.reserve(sequence, 2, keep=StateCheckpoint.DURABLE)
         shadow.finish_row(sequence, 0)
         shadow.verify_all()
         assert (sequence.table.num_computed, len(sequence.table.blocks)) == (8, 2)
         assert shadow.memory.stats().num_cached_slots == 2
-        assert shadow.memory.slots.num_promised == 0
+        assert shadow.memory.slots.num_reserved == 0
         go_on(shadow, sequence, [16])
         assert hit(shadow, list(range(17))) == 16
 
@@ -182,7 +182,7 @@ class TestFailures:
         sequence = computed(shadow, list(range(4)), [4])
         for token in range(4, 12):
             sequence.append(token)
-        assert shadow.reserve(sequence, 8, keep=StateCheckpoint.PINNED)
+        assert shadow.reserve(sequence, 8, keep=StateCheckpoint.DURABLE)
         shadow.finish_row(sequence, 7)
         shadow.verify_all()
         assert sequence.table.num_computed == 4, "the state behind the seventh is not there"

@@ -132,7 +132,7 @@ class TestSiblings:
             slots = [item.state_slot for item in plan.items]
             assert len(set(slots)) == len(slots)
             assert 0 not in slots
-            assert not {keep.dst for keep in plan.keeps} & set(slots), "a state is kept where nobody runs"
+            assert not {copy.dst for copy in plan.cache_copies} & set(slots), "a state is kept where nobody runs"
 
     def test_a_sibling_whose_leader_is_cancelled_goes_on(self) -> None:
         server = Server(num_kept=8)
@@ -237,7 +237,7 @@ class TestPlans:
     def kept_at(self, plan: StepPlan) -> list[int]:
         """Behind how many tokens the states of a plan are kept."""
         ends = {item.state_slot: item.first_position + len(item.token_ids) for item in plan.items}
-        return [ends[keep.src] for keep in plan.keeps]
+        return [ends[copy.src] for copy in plan.cache_copies]
 
     def test_a_run_ends_on_the_border_whose_state_is_kept(self) -> None:
         server = Server(num_kept=8)
@@ -257,7 +257,7 @@ class TestPlans:
         server = Server(num_kept=8)
         server.ask(PROMPT, 4)
         plan = server.plan()
-        assert plan.keeps
+        assert plan.cache_copies
         server.finish(plan, [plan.items[0].sequence_id])
         assert server.memory.slots.num_cached == 0
         assert computed_for(server, PROMPT) == 33
@@ -276,6 +276,6 @@ class TestPlans:
         server = Server()
         server.ask(PROMPT, 4, n=2)
         server.run()
-        moved = [move for plan in server.plans for move in (*plan.slot_copies, *plan.keeps)]
+        moved = [move for plan in server.plans for move in (*plan.slot_copies, *plan.cache_copies)]
         assert moved == []
         assert {item.state_slot for plan in server.plans for item in plan.items} == {0}

@@ -72,17 +72,17 @@ class TestKeeps:
         assert checkpoint_after(sequence(100, num_computed=3), 1) is StateCheckpoint.TRANSIENT
 
     def test_the_last_full_block_of_a_prompt_lasts(self) -> None:
-        assert checkpoint_after(sequence(9), 8) is StateCheckpoint.PINNED
-        assert checkpoint_after(sequence(8), 4) is StateCheckpoint.PINNED
+        assert checkpoint_after(sequence(9), 8) is StateCheckpoint.DURABLE
+        assert checkpoint_after(sequence(8), 4) is StateCheckpoint.DURABLE
         assert checkpoint_after(sequence(8), 8) is StateCheckpoint.TRANSIENT, (
             "nobody with the same prompt can go on from there"
         )
 
     def test_it_does_so_for_whoever_comes_by_with_an_answer(self) -> None:
-        assert checkpoint_after(sequence(9, num_produced=20), 8) is StateCheckpoint.PINNED
+        assert checkpoint_after(sequence(9, num_produced=20), 8) is StateCheckpoint.DURABLE
 
     def test_the_place_where_prompts_part_lasts(self) -> None:
-        assert checkpoint_after(sequence(100, num_matched=3), 12) is StateCheckpoint.PINNED
+        assert checkpoint_after(sequence(100, num_matched=3), 12) is StateCheckpoint.DURABLE
         assert checkpoint_after(sequence(100, num_matched=4), 12) is StateCheckpoint.TRANSIENT
 
     def test_borders_at_doubling_distances_are_sparse(self) -> None:
@@ -91,7 +91,7 @@ class TestKeeps:
         assert {kinds[at] for at in (3, 5, 6, 7)} == {StateCheckpoint.TRANSIENT}
 
     def test_a_sparse_border_that_is_worth_more_lasts(self) -> None:
-        assert checkpoint_after(sequence(FIRST_SPARSE + 1), FIRST_SPARSE) is StateCheckpoint.PINNED
+        assert checkpoint_after(sequence(FIRST_SPARSE + 1), FIRST_SPARSE) is StateCheckpoint.DURABLE
 
     def test_the_newest_border_of_an_answer_is_kept_in_passing(self) -> None:
         assert checkpoint_after(sequence(6, num_computed=11, num_produced=6), 1) is StateCheckpoint.TRANSIENT

@@ -29,13 +29,13 @@ class TestMisuse:
         memory = KVMemory(config(), BlockHasher(KEY))
         table = memory.open(SPACE)
         with raises_code(InvariantError, "cannot_keep_state"):
-            memory.reserve(table, [1] * 6, num_tokens, keep=StateCheckpoint.PINNED)
+            memory.reserve(table, [1] * 6, num_tokens, keep=StateCheckpoint.DURABLE)
         assert memory.pool.num_free == 16
 
     def test_a_state_of_a_model_without_any_is_refused(self) -> None:
         memory = KVMemory(KVMemoryConfig(8, 4), BlockHasher(KEY))
         with raises_code(InvariantError, "cannot_keep_state"):
-            memory.reserve(memory.open(SPACE), [1] * 4, 4, keep=StateCheckpoint.PINNED)
+            memory.reserve(memory.open(SPACE), [1] * 4, 4, keep=StateCheckpoint.DURABLE)
 
     @pytest.mark.parametrize(("num_slots", "num_running"), [(4, 0), (4, 5), (0, 1), (-1, -1), (4, -1)])
     def test_slots_that_leave_nobody_one_to_run_in_are_refused(self, num_slots: int, num_running: int) -> None:

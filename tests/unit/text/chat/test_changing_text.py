@@ -4,7 +4,7 @@ from time import process_time
 
 import pytest
 
-from quire.text.chat.changing_text import changed_kinds, first_change, fold
+from quire.text.chat.changing_text import changed_kinds, first_change, line_pattern
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,11 @@ from quire.text.chat.changing_text import changed_kinds, first_change, fold
     ],
 )
 def test_a_line_is_folded_to_what_stays(line: str, pattern: str) -> None:
-    assert fold(line).pattern.replace("<date> <date>", "<date>") == pattern.replace("<date> <date>", "<date>")
+    assert line_pattern(line).pattern.replace("<date> <date>", "<date>") == pattern.replace("<date> <date>", "<date>")
 
 
 def test_what_differs_between_two_lines_of_one_pattern_is_named_by_its_kind() -> None:
-    one, other = fold("Monday, 09:41, build 7"), fold("Monday, 09:42, build 8")
+    one, other = line_pattern("Monday, 09:41, build 7"), line_pattern("Monday, 09:42, build 8")
     assert one.pattern == other.pattern
     assert changed_kinds(one, other) == ["times", "numbers"]
     assert one.split_after(first_change(one, other)) == ("<date>, <time>", ", build <n>")
@@ -42,5 +42,5 @@ def test_what_differs_between_two_lines_of_one_pattern_is_named_by_its_kind() ->
 def test_no_line_keeps_it_busy(unit: str) -> None:
     began_s = process_time()
     for _ in range(20):
-        fold(unit * 4000)
+        line_pattern(unit * 4000)
     assert process_time() - began_s < 1.0

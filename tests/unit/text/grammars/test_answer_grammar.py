@@ -41,33 +41,33 @@ def fits(rules: AnswerRules, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def calling(form: ToolFormat, **more: Any) -> ToolRules:
-    return ToolRules(form, TOOLS, **more)
+def calling(fmt: ToolFormat, **more: Any) -> ToolRules:
+    return ToolRules(fmt, TOOLS, **more)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_of_tools_there_are_fit_and_no_others(name: str) -> None:
-    form = FORMATS[name]
-    rules = AnswerRules(calling(form))
+    fmt = FORMATS[name]
+    rules = AnswerRules(calling(fmt))
     for call in (BONN, SHORT, Call("ping", {})):
-        assert fits(rules, written(form, [call]))
+        assert fits(rules, written(fmt, [call]))
     assert fits(rules, "a text")
-    assert fits(rules, "a text\n" + written(form, [SHORT])) or not form.marker
-    assert not fits(rules, written(form, [Call("other", {})]))
-    assert not fits(rules, written(form, [Call("weather", {"town": "Bonn"})]))
-    assert not fits(rules, written(form, [Call("weather", {})]))
-    assert not fits(rules, written(form, [Call("weather", {"city": "Bonn", "unit": "k"})]))
-    assert not fits(rules, written(form, [Call("weather", {"city": "Bonn", "days": "many"})]))
-    assert not fits(rules, written(form, [SHORT]) + "and more")
+    assert fits(rules, "a text\n" + written(fmt, [SHORT])) or not fmt.marker
+    assert not fits(rules, written(fmt, [Call("other", {})]))
+    assert not fits(rules, written(fmt, [Call("weather", {"town": "Bonn"})]))
+    assert not fits(rules, written(fmt, [Call("weather", {})]))
+    assert not fits(rules, written(fmt, [Call("weather", {"city": "Bonn", "unit": "k"})]))
+    assert not fits(rules, written(fmt, [Call("weather", {"city": "Bonn", "days": "many"})]))
+    assert not fits(rules, written(fmt, [SHORT]) + "and more")
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_several_calls_fit_where_the_format_and_the_request_allow_them(name: str) -> None:
-    form = FORMATS[name]
-    if form.call_separator is None:
+    fmt = FORMATS[name]
+    if fmt.call_separator is None:
         return
-    assert fits(AnswerRules(calling(form)), written(form, [SHORT, BONN, SHORT]))
-    assert not fits(AnswerRules(calling(form, is_parallel=False)), written(form, [SHORT, BONN]))
+    assert fits(AnswerRules(calling(fmt)), written(fmt, [SHORT, BONN, SHORT]))
+    assert not fits(AnswerRules(calling(fmt, is_parallel=False)), written(fmt, [SHORT, BONN]))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -12,15 +12,15 @@ from tests.support.servers.tool_formats import FORMATS
 THOUGHTS = ReasoningFormat("<think>", "</think>")
 
 
-def read(form: AnswerFormat, text: str) -> list[tuple[Part, str]]:
-    reader = AnswerReader(form, lambda index: f"call {index}")
+def read(fmt: AnswerFormat, text: str) -> list[tuple[Part, str]]:
+    reader = AnswerReader(fmt, lambda index: f"call {index}")
     said = [*reader.push(text), *reader.finish()]
     return [(part, "".join(one.delta for one in run)) for part, run in groupby(said, key=lambda one: one.part)]
 
 
 def test_a_prompt_that_ends_inside_a_thought_makes_the_answer_begin_with_it() -> None:
-    form = AnswerFormat(reasoning=THOUGHTS, is_thinking=True)
-    assert read(form, "hm\n</think>\n\nyes") == [(REASONING, "hm"), (TEXT, "yes")]
+    fmt = AnswerFormat(reasoning=THOUGHTS, is_thinking=True)
+    assert read(fmt, "hm\n</think>\n\nyes") == [(REASONING, "hm"), (TEXT, "yes")]
     assert read(AnswerFormat(reasoning=THOUGHTS), "hm\n</think>\n\nyes") == [(TEXT, "hm\n</think>\n\nyes")]
 
 
@@ -29,9 +29,9 @@ def test_a_thought_that_breaks_off_is_a_thought() -> None:
 
 
 def test_white_space_at_the_end_of_a_text_stays_unless_a_call_follows() -> None:
-    form = AnswerFormat(tools=HERMES)
-    assert read(form, " a b \n") == [(TEXT, " a b \n")]
-    text, call = read(form, 'a \n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    fmt = AnswerFormat(tools=HERMES)
+    assert read(fmt, " a b \n") == [(TEXT, " a b \n")]
+    text, call = read(fmt, 'a \n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     assert text == (TEXT, "a")
     assert call == (ToolCallPart(0, "call 0", "f"), "{}")
 
@@ -68,9 +68,9 @@ def test_without_a_mark_only_an_answer_that_begins_like_a_call_is_one(text: str)
 
 
 def test_channels_are_thoughts_texts_and_calls() -> None:
-    form = AnswerFormat(reasoning=HARMONY_REASONING, tools=HARMONY)
+    fmt = AnswerFormat(reasoning=HARMONY_REASONING, tools=HARMONY)
     thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
-    assert read(form, thought + "<|channel|>final<|message|>yes") == [(REASONING, "hm"), (TEXT, "yes")]
-    assert read(form, "<|channel|>final<|message|>yes") == [(TEXT, "yes")]
+    assert read(fmt, thought + "<|channel|>final<|message|>yes") == [(REASONING, "hm"), (TEXT, "yes")]
+    assert read(fmt, "<|channel|>final<|message|>yes") == [(TEXT, "yes")]
     called = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
-    assert read(form, thought + called) == [(REASONING, "hm"), (ToolCallPart(0, "call 0", "f"), '{"a": 1}')]
+    assert read(fmt, thought + called) == [(REASONING, "hm"), (ToolCallPart(0, "call 0", "f"), '{"a": 1}')]

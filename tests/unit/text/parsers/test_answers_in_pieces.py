@@ -28,9 +28,9 @@ CALLS = st.builds(
 )
 
 
-def read(form: AnswerFormat, pieces: Sequence[str]) -> list[tuple[object, str]]:
+def read(fmt: AnswerFormat, pieces: Sequence[str]) -> list[tuple[object, str]]:
     """Parts and what was said of each, joined."""
-    reader = AnswerReader(form, lambda index: f"call {index}")
+    reader = AnswerReader(fmt, lambda index: f"call {index}")
     said: list[PartDelta] = [one for piece in pieces for one in reader.push(piece)] + reader.finish()
     return [(part, "".join(one.delta for one in run)) for part, run in groupby(said, key=lambda one: one.part)]
 
@@ -50,10 +50,10 @@ def plain_text(text: str) -> str:
 def test_thoughts_texts_and_calls_come_out_as_they_were_meant(
     name: str, text: str, thought: str, calls: list[Call], places: list[int]
 ) -> None:
-    form, text, thought = FORMATS[name], plain_text(text), plain_text(thought)
-    calls = calls[:1] if form.call_separator is None else calls
-    text = text if form.marker else ""
-    if form.tagged is not None:
+    fmt, text, thought = FORMATS[name], plain_text(text), plain_text(thought)
+    calls = calls[:1] if fmt.call_separator is None else calls
+    text = text if fmt.marker else ""
+    if fmt.tagged is not None:
         calls = [Call(call.name, {key: _tame(value) for key, value in call.arguments.items()}) for call in calls]
     keys = frozenset({"a", "b c", "some_key"})
     # Between tags a text has no quotes: which arguments are texts is the same in all calls of a tool.
@@ -61,8 +61,8 @@ def test_thoughts_texts_and_calls_come_out_as_they_were_meant(
     calls = [call for call in calls if texts[call.name] == _texts(call)]
     if not calls:
         return
-    answer = f"<think>\n{thought}\n</think>\n\n{text}\n" + written(form, calls)
-    whole = AnswerFormat(reasoning=THOUGHTS, tools=form, text_keys=texts)
+    answer = f"<think>\n{thought}\n</think>\n\n{text}\n" + written(fmt, calls)
+    whole = AnswerFormat(reasoning=THOUGHTS, tools=fmt, text_keys=texts)
     parts = read(whole, cut(answer, places))
     assert parts == read(whole, [answer])
     told = [said for part, said in parts if part == REASONING], [said for part, said in parts if part == TEXT]
@@ -85,8 +85,8 @@ def _tame(value: Any) -> Any:
 @given(text=st.text(st.sampled_from('<tol_ca>[TOLCS]{"nme: \n'), max_size=30), places=st.lists(st.integers(0)))
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_text_at_all_is_read_the_same_however_it_is_cut(name: str, text: str, places: list[int]) -> None:
-    form = AnswerFormat(reasoning=THOUGHTS, tools=FORMATS[name])
-    assert read(form, cut(text, places)) == read(form, [text])
+    fmt = AnswerFormat(reasoning=THOUGHTS, tools=FORMATS[name])
+    assert read(fmt, cut(text, places)) == read(fmt, [text])
 
 
 BLANKS = st.text(st.sampled_from(" \n\t"), max_size=3)
@@ -106,9 +106,9 @@ def test_a_call_that_is_an_object_is_known_without_its_mark(
     text = plain_text(text).strip("` \n")
     words = ["{", '"name"', ":", f'"{call.name}"', ",", '"arguments"', ":", json.dumps(call.arguments)]
     answer = f"{text}\n{fence}" + "".join(map("".join, zip(words, blanks, strict=False))) + behind
-    form = AnswerFormat(tools=FORMATS["hermes"], text_keys={"get": frozenset(), "mcp__a-b.c": frozenset()})
-    parts = read(form, cut(answer, places))
-    assert parts == read(form, [answer])
+    fmt = AnswerFormat(tools=FORMATS["hermes"], text_keys={"get": frozenset(), "mcp__a-b.c": frozenset()})
+    parts = read(fmt, cut(answer, places))
+    assert parts == read(fmt, [answer])
     assert [said for part, said in parts if part == TEXT] == ([text] if text else [])
     [(part, said)] = [(part, said) for part, said in parts if isinstance(part, ToolCallPart)]
     assert (part.name, json.loads(said)) == (call.name, call.arguments)
@@ -120,11 +120,11 @@ WORDS = ("```", "json", "\n", "{", '"name"', ":", '"get"', '"got"', ",", '"argum
 @given(st.lists(st.sampled_from(WORDS), max_size=14), st.lists(st.integers(0)))
 def test_what_only_looks_like_a_call_stays_a_text(words: list[str], places: list[int]) -> None:
     text = "".join(words)
-    form = AnswerFormat(tools=FORMATS["hermes"], text_keys={"never": frozenset()})
-    assert "".join(said for _, said in read(form, cut(text, places))) == text
+    fmt = AnswerFormat(tools=FORMATS["hermes"], text_keys={"never": frozenset()})
+    assert "".join(said for _, said in read(fmt, cut(text, places))) == text
 
 
 @given(LETTERS, st.lists(st.integers(0)))
 def test_an_answer_without_thoughts_and_calls_is_its_text(text: str, places: list[int]) -> None:
-    form = AnswerFormat(reasoning=THOUGHTS, tools=FORMATS["hermes"])
-    assert "".join(said for _, said in read(form, cut(text, places))) == text
+    fmt = AnswerFormat(reasoning=THOUGHTS, tools=FORMATS["hermes"])
+    assert "".join(said for _, said in read(fmt, cut(text, places))) == text

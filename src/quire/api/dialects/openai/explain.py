@@ -18,7 +18,7 @@ from quire.api.dialects.cache_report import part_at
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
-from quire.api.dialects.resolved_request import ResolvedRequest, resolve
+from quire.api.dialects.resolved_request import ResolvedRequest, resolve_request
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
 from quire.api.http.request_record import RequestRecord
@@ -49,7 +49,7 @@ class ExplainEndpoint(BodyEndpoint):
             body_object = await self.run_sized(record, len(body), lambda: parse_object(body))
             dialect: Dialect = self._chat if "messages" in body_object else self._completions
             fields = await self.run(record, lambda: dialect.parse(check_names(body_object, dialect.names, record)))
-            request = resolve(fields, models, caller, record)
+            request = resolve_request(fields, models, caller, record)
             cache_group = request.cache_group or caller.tenant
             async with models.using(request.model, caller.tenant) as client:
                 request = await self.run(record, lambda: _render(dialect, fields, request, client.text))

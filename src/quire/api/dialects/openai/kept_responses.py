@@ -33,7 +33,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 async def _run_in_thread(request: Request, work: Callable[[Admission, Caller], dict[str, Any]]) -> Response:
-    """Run `work` in a worker thread, when it is the tenant's turn, and return its result as JSON."""
+    """Run `work` in a thread of the text pool, when it is the tenant's turn, and return its result as JSON."""
     admission: Admission = request.app.state.admission
     caller: Caller = request.scope["quire.caller"]
     data = await admission.text_pool.run(caller.tenant, lambda: msgspec.json.encode(work(admission, caller)))

@@ -101,7 +101,7 @@ class ChatTemplate:
         self._loaded = self._load()
 
     @property
-    def own_text(self) -> str:
+    def text(self) -> str:
         """All text that the template may write: its source, the parsed literals in it, and its special tokens."""
         return "\0".join((self._loaded.own_text, self._source, *self._special_tokens.values()))
 
