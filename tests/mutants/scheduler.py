@@ -10,6 +10,7 @@ TESTS = (
     "tests/unit/core/scheduling/test_waiting_queue.py",
     "tests/unit/core/scheduling/test_scheduler.py",
     "tests/property/test_shares.py",
+    "tests/property/test_computed_once.py",
     "tests/property/test_scheduler.py",
     "tests/sim",
 )
@@ -432,7 +433,16 @@ MUTANTS = [
         "self.memory.commit(table_of(sequence), len(item.token_ids))",
     ),
     Mutant("what is computed again is charged again", ROWS, "charge_tokens", "- max(start, num_charged))", "- start)"),
-    Mutant("own blocks count as cached", SCHEDULER, "Scheduler._match", "and sequence.num_preemptions == 0:", ":"),
+    Mutant(
+        "own blocks count as cached", SCHEDULER, "Scheduler._match", "if sequence.num_preemptions == 0:", "if True:"
+    ),
+    Mutant(
+        "progress precedes its admission",
+        SCHEDULER,
+        "Scheduler._match",
+        "if sequence.status is SequenceStatus.RUNNING:",
+        "if True:",
+    ),
     Mutant("deadlines pass", SCHEDULER, "Scheduler.plan", "self._end_overdue()", ""),
     Mutant(
         "an old deadline ends a new request",

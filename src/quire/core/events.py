@@ -5,10 +5,10 @@ The events of a request, in order:
     Refused                                                       the request was rejected; no other event follows
     Queued ─► Admitted ─► FirstToken ─► Token … ─► SequenceFinished, one for each continuation ─► Finished
 
-`Preempted` and `Replayed` may come in between, and `PromptLogprobs` before the first token. A request that ends in the
-queue has only `Queued`, `SequenceFinished` and `Finished`. Between processes, an event is sent as an array that starts
-with its class name. Events have no timestamps, because clocks differ between processes: the receiver timestamps them,
-and an event about an earlier time has its age.
+`Preempted` and `Replayed` may come in between, `PromptProgress` and `PromptLogprobs` before the first token. A request
+that ends in the queue has only `Queued`, `SequenceFinished` and `Finished`. Between processes, an event is sent as an
+array that starts with its class name. Events have no timestamps, because clocks differ between processes: the receiver
+timestamps them, and an event about an earlier time has its age.
 
 The KV events have all fields of the usual wire format (block hashes in chain order, parent, tokens, block size) and
 the adapter and cache group that are part of the hash. The `BlockStored` of a block always precedes the `BlockStored` of
@@ -148,6 +148,14 @@ class Admitted(_Event, frozen=True):
     """The reason for the first cache miss at admission; only if the request has `is_explained`."""
 
 
+class PromptProgress(_Event, frozen=True):
+    """More of the prompt was computed or found in the cache. Sent only if the request has `reports_progress`."""
+
+    num_computed_tokens: int
+    """Prompt tokens computed now, cached ones included; after a preemption or a crash it may be less than before."""
+    num_cached_tokens: int
+
+
 class FirstToken(_Event, frozen=True):
     """The prompt has been computed; the request's first token follows."""
 
@@ -210,6 +218,7 @@ RequestEvent = (
     Queued
     | Refused
     | Admitted
+    | PromptProgress
     | FirstToken
     | Token
     | PromptLogprobs

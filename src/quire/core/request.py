@@ -91,6 +91,8 @@ class Request(msgspec.Struct, frozen=True):
     deadline_s: float | None = None
     is_explained: bool = False
     """Whether the `Admitted` event includes the reason for the first cache miss."""
+    reports_progress: bool = False
+    """Whether `PromptProgress` events are sent while the prompt is computed."""
     has_reservation: bool = False
     """Accept the request even if the queue is full: it was accepted before, or is a retry at its Retry-After time."""
     epoch: int = 0

@@ -32,6 +32,7 @@ class _Assignment(WireMessage, frozen=True):
     grammar: str | None = None
     has_stop_texts: bool = False
     work_tokens: int = 0
+    reports_progress: bool = False
 
     @classmethod
     def of(cls, request: Request, now_s: float) -> Self:

@@ -62,6 +62,7 @@ class Server:
         timeout_s: float | None = None,
         produced: Sequence[Sequence[int]] | None = None,
         is_explained: bool = False,
+        reports_progress: bool = False,
         **params: object,
     ) -> str:
         """Submit a request; returns its id."""
@@ -80,6 +81,7 @@ class Server:
             continuations=tuple(Continuation(index, tuple(answer)) for index, answer in enumerate(answers)),
             deadline_s=None if timeout_s is None else self.now_s + timeout_s,
             is_explained=is_explained,
+            reports_progress=reports_progress,
         )
         if produced is None:
             self.scheduler.submit(request)

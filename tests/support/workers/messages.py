@@ -11,6 +11,7 @@ from quire.core.events import (
     FirstToken,
     Preempted,
     PromptLogprobs,
+    PromptProgress,
     Queued,
     Refused,
     RequestEvent,
@@ -65,6 +66,7 @@ REQUEST = Request(
     has_reservation=True,
     grammar="what it may be",
     has_stop_texts=True,
+    reports_progress=True,
 )
 EVENTS: list[RequestEvent] = [
     Queued("a", epoch=1),
@@ -74,6 +76,7 @@ EVENTS: list[RequestEvent] = [
     Admitted("a", 1.0, 0.5, 32, epoch=1),
     Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6)), epoch=1),
     PromptLogprobs("a", 1, (LOGPROBS,), epoch=1),
+    PromptProgress("a", 64, 32, epoch=1),
     Token("a", 1, 7, 3, LOGPROBS, epoch=1),
     Token("a", 0, 7, 3, None, epoch=1),
     Preempted("a", 0, epoch=1),

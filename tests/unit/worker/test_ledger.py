@@ -6,6 +6,7 @@ from quire.core.events import (
     Finished,
     FirstToken,
     PromptLogprobs,
+    PromptProgress,
     Queued,
     Refused,
     Replayed,
@@ -35,6 +36,8 @@ LIES: dict[str, tuple[RequestEvent, str]] = {
         PromptLogprobs("a", 2, (LOGPROBS,), epoch=1),
         "logprobs_out_of_order",
     ),
+    "more of the prompt than there is": (PromptProgress("a", 4, 0, epoch=1), "invalid_progress"),
+    "more of the prompt found than there is": (PromptProgress("a", 3, 4, epoch=1), "invalid_progress"),
     "what came before its own life": (Replayed("a", epoch=1), "unexpected_event"),
 }
 
@@ -53,6 +56,18 @@ def test_what_cannot_be_is_an_error(name: str) -> None:
     event, code = LIES[name]
     with raises_code(MessageError, code):
         ledger().take([event], [])
+
+
+def test_progress_is_passed_on_until_the_first_token_and_not_when_another_worker_computes_the_prompt_again() -> None:
+    books, seen = ledger(), list[RequestEvent]()
+    books.take([PromptProgress("a", 2, 0, epoch=1)], seen)
+    books.record_crash(["a"])
+    books.due_commands(0.0)
+    books.take([PromptProgress("a", 1, 0, epoch=2), FirstToken("a", 0, epoch=2)], seen)
+    books.record_crash(["a"])
+    books.due_commands(0.0)
+    books.take([PromptProgress("a", 1, 0, epoch=3)], seen)
+    assert [event.num_computed_tokens for event in seen if isinstance(event, PromptProgress)] == [2, 1]
 
 
 def test_more_cached_tokens_than_the_prompt_has_are_an_error() -> None:

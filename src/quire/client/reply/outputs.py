@@ -53,6 +53,20 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a prompt is computed."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Tokens found in the cache; they count as processed."""
+    num_processed_tokens: int
+    elapsed_s: float
+    """Time since the request left the queue; 0 before that."""
+    left_s: float | None
+    """Estimated time until the prompt is computed, at the rate so far; None: no rate is known yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call that the model requests."""
 

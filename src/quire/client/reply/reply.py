@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.prefix.reuse_log import ReuseRecord
-from quire.client.reply.outputs import Answer, Completion, Piece, Timings, reasoning_of, tool_calls_of
+from quire.client.reply.outputs import Answer, Completion, Piece, Progress, Timings, reasoning_of, tool_calls_of
 from quire.client.request.params import SamplingParams
 from quire.core.events import (
     Admitted,
@@ -24,6 +24,7 @@ from quire.core.events import (
     FirstToken,
     Preempted,
     PromptLogprobs,
+    PromptProgress,
     Queued,
     Refused,
     Replayed,
@@ -119,6 +120,11 @@ class Reply:
         """Reasoning tokens so far, counted on arrival because a stream may report usage in every chunk."""
         self.num_cached_tokens = 0
         """Prompt tokens taken from the cache, as reported so far."""
+        self.num_processed_tokens = 0
+        """Prompt tokens computed or taken from the cache. Between admission and first token it is updated only if the
+        request has `reports_progress`."""
+        self._num_found_tokens = 0
+        """`num_processed_tokens` at admission."""
         self.explanation: Explanation | None = None
         """Why no more of the prompt was cached when the request was admitted; None unless requested."""
         self.reuse: ReuseRecord | None = None
@@ -184,6 +190,19 @@ class Reply:
         return "first" in self._times
 
     @property
+    def progress(self) -> Progress:
+        """How much of the prompt is computed now. The time left follows from the rate since admission."""
+        num_prompt, num_processed = len(self.request.prompt), self.num_processed_tokens
+        elapsed_s, measured_s, left_s = 0.0, 0.0, None
+        if self.is_admitted:
+            start_s, end_s = self._times["admitted"], self._times.get("first", self._clock())
+            elapsed_s, measured_s = end_s - start_s, self._times.get("progress", start_s) - start_s
+        num_new = num_processed - self._num_found_tokens
+        if num_new > 0:
+            left_s = max(0.0, (num_prompt - num_processed) / num_new * measured_s - (elapsed_s - measured_s))
+        return Progress(num_prompt, self.num_cached_tokens, num_processed, elapsed_s, left_s)
+
+    @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the prompt's tokens after the first, as received so far."""
         return tuple(self._prompt_logprobs)
@@ -237,6 +256,11 @@ class Reply:
             case FirstToken():
                 self._times["first"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens
+                self.num_processed_tokens = len(self.request.prompt)
+            case PromptProgress():
+                self._times["progress"] = self._clock()
+                self.num_cached_tokens = event.num_cached_tokens
+                self.num_processed_tokens = event.num_computed_tokens
             case Queued():
                 self.is_queued = True
             case Refused():
@@ -244,6 +268,7 @@ class Reply:
             case Admitted():
                 self._times["admitted"] = self._clock() - event.age_s
                 self.num_cached_tokens = event.num_cached_tokens
+                self.num_processed_tokens = self._num_found_tokens = event.num_cached_tokens
                 self.explanation = self._explanation(event)
             case Preempted():
                 self.num_preemptions += 1

@@ -123,6 +123,8 @@ class RequestHandle(Stream):
             self.end(self.reply.refusal)
         elif pieces:
             self.put(pieces)
+        elif self.reply.request.reports_progress:
+            self._ready.set()
         if self.reply.is_done:
             self.end()
 

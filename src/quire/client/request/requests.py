@@ -34,6 +34,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the LoRA adapter to use; empty: the base model."""
     explain: bool = False
     """Whether the completion reports why the prompt's prefix-cache hit ended where it did."""
+    report_progress: bool = False
+    """Whether `Reply.progress` is updated while the prompt is computed."""
     has_reservation: bool = False
     """Whether the request is a retry at the time of an earlier Retry-After; it is admitted even if queues are full."""
 
@@ -74,6 +76,7 @@ def make_request(
         deadline_s=None if timeout_s is None else now_s + timeout_s,
         # With prompt log-probabilities the cache is not searched, so there is no cache miss to explain.
         is_explained=options.explain and params.prompt_logprobs is None,
+        reports_progress=options.report_progress,
         has_reservation=options.has_reservation,
         grammar=None if params.grammar is None else model.validate_grammar(params.grammar),
         has_stop_texts=bool(params.stop),
@@ -124,6 +127,7 @@ CHECKS: Mapping[str, Callable[[object], Any]] = {
     "cache_group": partial(checked_name, "cache_group"),
     "adapter": _adapter,
     "explain": bool,
+    "report_progress": bool,
     "has_reservation": bool,
 }
 """The validator of each option, which returns the converted value."""

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.events import Admitted, Finished, PromptLogprobs, PromptProgress, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling
 from quire.core.scheduling.acceptance_rates import UNKNOWN
 from quire.core.scheduling.scheduler_config import ActiveRequest
@@ -108,6 +108,16 @@ def prompt_logprob_events(record: ActiveRequest, first: int, row: RowResult) -> 
     record.num_prompt_reported = first + num_reported + len(new_scores)
     request = record.request
     return [PromptLogprobs(request.request_id, first + num_reported, new_scores, epoch=request.epoch)]
+
+
+def progress_events(sequence: Sequence, num_before: int) -> list[PromptProgress]:
+    """Make the event of a sequence that has computed or found tokens after the first `num_before`, if its request
+    reports progress and these are prompt tokens."""
+    request = sequence.request
+    if not request.reports_progress or num_before >= sequence.num_prompt_tokens:
+        return []
+    num_computed = min(table_of(sequence).num_computed, sequence.num_prompt_tokens)
+    return [PromptProgress(request.request_id, num_computed, sequence.num_cached_tokens, epoch=request.epoch)]
 
 
 def token_event(sequence: Sequence, logprobs: TokenLogprobs | None) -> Token:

@@ -359,9 +359,13 @@ class Scheduler:
         if self.memory.states is not None and (point := sequence.fork_point) is not None:
             tokens = tokens[: point + 1]  # a hit must not pass the fork point
         num_before = table.num_computed
-        if self.memory.match(table, tokens) and sequence.num_preemptions == 0:
+        if not self.memory.match(table, tokens):
+            return
+        if sequence.num_preemptions == 0:
             num_prompt = sequence.num_prompt_tokens
             sequence.num_cached_tokens += min(table.num_computed, num_prompt) - min(num_before, num_prompt)
+        if sequence.status is SequenceStatus.RUNNING:  # otherwise its `Admitted` event follows
+            self._events += rows.progress_events(sequence, num_before)
 
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Return whether the sequence may use the cache: not while requested prompt log-probabilities are missing."""
@@ -381,6 +385,7 @@ class Scheduler:
         num_accepted, reason = rows.row_acceptance(sequence, item, row.token_ids, row.forced, max_tokens)
         num_computed = item.num_true_tokens(min(num_accepted, len(row.token_ids)))
         self.memory.commit(table_of(sequence), num_computed)
+        self._events += rows.progress_events(sequence, item.first_position)
         num_new_prompt, num_recomputed = rows.charge_tokens(sequence, item.first_position, num_computed)
         stats.num_computed_tokens += num_computed
         stats.num_recomputed_tokens += num_recomputed

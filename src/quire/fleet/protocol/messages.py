@@ -18,7 +18,7 @@ from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import ModelInfo
 from quire.worker.messages import WorkerLoad
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_MESSAGE_BYTES = 64 << 20
 """Maximum message size: a prompt of a million tokens takes 5 MB, the largest tokenizer 40 MB."""
 MAX_STEP_BYTES = 16 << 20

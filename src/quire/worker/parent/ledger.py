@@ -29,6 +29,7 @@ from quire.core.events import (
     FirstToken,
     Preempted,
     PromptLogprobs,
+    PromptProgress,
     Queued,
     Refused,
     Replayed,
@@ -226,6 +227,8 @@ class Ledger:
                 return self._take_once(entry, event)
             case PromptLogprobs():
                 return self._take_prompt_logprobs(entry, event)
+            case PromptProgress():
+                return self._take_prompt_progress(entry, event)
             case Preempted():
                 return [event]
             case _:
@@ -253,6 +256,15 @@ class Ledger:
                 entry.first_pass_epoch = event.epoch
                 event = replace(event, num_cached_tokens=entry.num_cached_tokens)
         return [event] if is_new else []
+
+    @staticmethod
+    def _take_prompt_progress(entry: LedgerEntry, event: PromptProgress) -> list[RequestEvent]:
+        """Forward progress until the first token; after that, a new worker computes the prompt again, unseen."""
+        num_prompt = len(entry.request.prompt)
+        for count in (event.num_computed_tokens, event.num_cached_tokens):
+            if not 0 <= count <= num_prompt:
+                raise MessageError(f"expected 0 to {num_prompt} prompt tokens, got {count}", code="invalid_progress")
+        return [event] if entry.num_cached_tokens is None else []
 
     def _take_token(self, entry: LedgerEntry, event: Token) -> list[RequestEvent]:
         if event.sequence_index in entry.dropped_indexes:

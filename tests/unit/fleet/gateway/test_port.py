@@ -9,6 +9,7 @@ from quire.backends.oracle import answer_alone
 from quire.core.events import (
     Admitted,
     Finished,
+    PromptProgress,
     Queued,
     Refused,
     Replayed,
@@ -62,6 +63,29 @@ def begun(fleet: SimulatedFleet, number: int = 0, *, num_tokens: int = 2, **told
 
 def other(member: str) -> str:
     return "b" if member == "a" else "a"
+
+
+def test_progress_of_a_prompt_comes_through_a_gateway_also_from_the_member_that_begins_again() -> None:
+    fleet = SimulatedFleet()
+    fleet.join("a", "b")
+    prompt = tuple(at % VOCABULARY for at in range(48))
+    fleet.port.submit(replace(asked(0, max_tokens=1), prompt=prompt, reports_progress=True))
+
+    def reported() -> list[int]:
+        events = fleet.gateway.told.get("r0", [])
+        return [event.num_computed_tokens for event in events if isinstance(event, PromptProgress)]
+
+    while not reported():
+        fleet.step()
+    member = fleet.gateway.of("r0")
+    assert member is not None
+    begun = reported()
+    assert 0 < begun[-1] < len(prompt)
+    fleet.kill(member)
+    fleet.run()
+    again = reported()[len(begun) :]
+    assert (again[0], again[-1]) == (begun[0], len(prompt))
+    assert not any(isinstance(event, PromptProgress) for event in fleet.gateway.told["r0"][-2:])
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------
