@@ -14,7 +14,6 @@ from proofs.agents.joined import CHAT, JOINS, MESSAGES, RESPONSES, events_of
 from proofs.framework.proof import Proof, section
 from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.openai.chat import ChatWriter
-from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ChatFields, ResponseFields
 from quire.client.reply.outputs import merge_pieces
@@ -25,7 +24,6 @@ from quire.core.events import Finished, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason
 from quire.text.parsers.reader import AnswerFormat
 from quire.text.parsers.tool_format import ReasoningFormat
-from quire.text.tokenizer import Tokenizer
 from tests.support.servers.talkers import talker
 from tests.support.servers.tool_formats import FORMATS, Call, written
 
@@ -76,7 +74,7 @@ def _clean(value: Any) -> Any:  # tagged formats cannot quote a "<"
 def streams(proof: Proof) -> None:
     """Compare the joined stream of each answer with the whole answer, in all dialects."""
     text = talker().text
-    writers = dialects(text.tokenizer)
+    writers = dialects()
     count, num_unequal = proof.sized(quick=300, full=3_000), 0
     for number in range(count):
         answer_format, answer = random_answer(proof.random)
@@ -121,12 +119,12 @@ def _stream_events(reply: Reply, writer: Any, events: Sequence[RequestEvent], ra
     return events_of(data)
 
 
-def dialects(tokenizer: Tokenizer) -> dict[str, Callable[[], Any]]:
+def dialects() -> dict[str, Callable[[], Any]]:
     """Dialect name -> a function that makes its response writer."""
     chat_fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    response_fields, names = ResponseFields.model_validate({"input": "x"}), TokenNames(tokenizer, False)
+    response_fields = ResponseFields.model_validate({"input": "x"})
     return {
-        CHAT: lambda: ChatWriter("m", chat_fields, names, "default"),
+        CHAT: lambda: ChatWriter("m", chat_fields, "default"),
         RESPONSES: lambda: ItemsWriter("m", response_fields),
         MESSAGES: lambda: MessagesWriter("m"),
     }

@@ -20,7 +20,6 @@ from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.body_shapes import validated
 from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.openai.completions import CompletionWriter
-from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.response_items import messages_of_items
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields, ResponseFields, parse_fields
@@ -201,7 +200,7 @@ def _streamed(size: int, writer: Any, part: Any = TEXT) -> Work:
 def _usage_in_chunks(size: int) -> Work:
     options = {"include_usage": True, "continuous_usage_stats": True}
     fields = CompletionFields.model_validate({"prompt": [1], "stream": True, "stream_options": options})
-    return _streamed(size // 16, CompletionWriter("m", fields, TokenNames(talker().text.tokenizer), None))
+    return _streamed(size // 16, CompletionWriter("m", fields))
 
 
 @_reads("items_of_calls")

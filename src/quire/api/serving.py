@@ -82,6 +82,7 @@ def prepare(plan: Plan, open_client: OpenClient) -> ServerParts:
     store = None if store_path is None else ConversationStore(store_path, server_settings.store_size_bytes)
     settings = AdmissionSettings(
         server_settings.max_open_requests,
+        server_settings.first_byte_s,
         origins,
         are_images_dropped=server_settings.drop_images,
         has_page=not server_settings.no_page,

@@ -27,6 +27,8 @@ class ServerSettings:
     """Path of the operator's Unix socket. None: admin-PORT.sock in quire's runtime folder."""
     drain_s: float = 30.0
     max_open_requests: int = 1024
+    first_byte_s: float = 10.0
+    """Maximum seconds from a streamed request's body to its first byte. 0: no limit."""
     allow_host: str | None = None
     """Names accepted in the Host header, comma-separated."""
     allow_origin: str | None = None

@@ -30,6 +30,7 @@ ALIAS = r"[^\s=,]{1,128}=[^\s=,]{1,256}"
 ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
+MAX_FIRST_BYTE_S = 3_600.0
 RENAMED = {"min_stay_s": "turn_s"}
 """Old names of settings that were renamed with a new meaning. They are rejected with a hint at the new name."""
 _MODEL, _SERVING, _SERVER = ModelSettings(), ServingSettings(), ServerSettings()
@@ -297,6 +298,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Maximum number of open requests, from their first byte to their last, shared by all keys; further requests "
         "are rejected unread.",
         "4096",
+    ),
+    Setting(
+        Group.SERVER, "first_byte_s", seconds(MAX_FIRST_BYTE_S), _SERVER.first_byte_s,
+        "Maximum seconds from the arrival of a streamed request to its first byte: a stream that still waits then, for "
+        "the model, in the queue or for its prompt, is opened, and an event follows at least every 10 seconds. Later "
+        "errors are events in the stream. 0: the first token opens the stream, so that every earlier error has an HTTP "
+        "status.",
+        "5",
     ),
     Setting(
         Group.SERVER, "alias",

@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from threading import Semaphore
-from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -20,15 +20,16 @@ from quire.api.dialects.error_formats import SERVER_ERRORS, ErrorFormats
 from quire.api.dialects.openai.chat import ChatWriter
 from quire.api.dialects.openai.error_body import OPENAI_ERRORS
 from quire.api.dialects.openai.schemas import ChatFields
+from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import MAX_HEADERS
 from quire.api.http.request_record import RequestRecord
+from quire.api.models.registry import ModelEntry
 from quire.backends.oracle import OracleRunner
 from quire.client.engines.llm import LLM
 from quire.client.reply.outputs import TEXT, Piece, ReasoningPart, ToolCallPart
 from quire.client.reply.stream import Stream
 from quire.client.request.params import SamplingParams
-from quire.core.request import Continuation
 from quire.errors import EngineDeadError
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, house
@@ -87,15 +88,18 @@ async def unsent(_message: Any) -> None:
     raise AssertionError("nothing is sent")
 
 
-def response_to(*streams: Stream) -> StreamResponse:
+def response_to(*streams: Stream, first_byte_s: float = 0.0) -> StreamResponse:
     handles: Any = list(streams)
     nothing: Any = None
-    return StreamResponse(unsent, RequestRecord("a", "POST", PATH, handles=handles), nothing, nothing)
+    response = StreamResponse(unsent, RequestRecord("a", "POST", PATH, handles=handles), nothing, nothing, first_byte_s)
+    response.begin(ResolvedRequest(model=ModelEntry("m"), is_streamed=True), ToyWriter())
+    return response
 
 
-def lines_until(response: HTTPResponse, line: bytes) -> list[bytes]:
-    """What comes before it."""
-    return list(iter(response.readline, line))
+def read_until(response: HTTPResponse, mark: bytes) -> None:
+    """Read lines up to one that has it."""
+    while mark not in (line := response.readline()):
+        assert line
 
 
 def text_of(lines: list[str]) -> str:
@@ -160,14 +164,10 @@ def test_batches_hold_everything_in_its_order_and_then_raise_what_a_stream_ended
         assert said == meant
 
 
-@pytest.mark.parametrize(("silent_s", "heard"), [(0.0, [[]]), (3600.0, [])], ids=["long", "short"])
-def test_a_long_silence_is_an_empty_batch(
-    monkeypatch: pytest.MonkeyPatch, silent_s: float, heard: list[list[Any]]
-) -> None:
-    monkeypatch.setattr(answering, "STREAM_SILENT_S", silent_s)
-
+@pytest.mark.parametrize(("first_byte_s", "heard"), [(1e-9, [[]]), (3600.0, []), (0.0, [])])
+def test_when_something_is_due_an_empty_batch_comes(first_byte_s: float, heard: list[list[Any]]) -> None:
     async def listen() -> list[Any]:
-        async with response_to(Stream("one", lambda _: None)) as response:
+        async with response_to(Stream("one", lambda _: None), first_byte_s=first_byte_s) as response:
             reading = asyncio.ensure_future(anext(aiter(response)))
             await turns()
             told = [reading.result()] if reading.done() else []
@@ -240,7 +240,7 @@ def test_an_error_after_a_toys_stream_began_is_its_last_line(paced: tuple[LiveSe
     assert lines[-1].startswith("broken 503 engine_dead: ")
 
 
-@pytest.mark.parametrize(("path", "keep_alive"), [(PATH, b".\n"), (COMPLETE, b": keep-alive\n")], ids=["toy", "openai"])
+@pytest.mark.parametrize(("path", "keep_alive"), [(PATH, b".\n"), (COMPLETE, b'"text":"",')], ids=["toy", "openai"])
 def test_a_pause_in_an_open_stream_is_filled(
     paced: tuple[LiveServer, PacedRunner], rings: Semaphore, path: str, keep_alive: bytes
 ) -> None:
@@ -250,16 +250,17 @@ def test_a_pause_in_an_open_stream_is_filled(
     runner.allow(3)
     response = connection.getresponse()
     for _ in range(3):
-        lines_until(response, keep_alive)
+        read_until(response, keep_alive)
     runner.let_go()
     assert response.read().endswith(b"end 40 tokens\n" if path == PATH else b"data: [DONE]\n\n")
     connection.close()
 
 
-def test_no_keep_alive_opens_a_stream_so_that_its_errors_have_a_status(
+def test_before_the_first_byte_is_due_a_stream_is_silent_so_that_its_errors_have_a_status(
     paced: tuple[LiveServer, PacedRunner], rings: Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, runner = paced
+    here.admission.settings = replace(here.admission.settings, first_byte_s=0.0)
     connection = ask(here)
     assert runner.is_waiting.wait(PATIENCE_S)
     let_ring(rings, 3)
@@ -274,7 +275,7 @@ def test_a_whole_answer_is_not_disturbed_by_silences(paced: tuple[LiveServer, Pa
     here, runner = paced
     connection = ask(here, COMPLETE, stream=False)
     assert runner.is_waiting.wait(PATIENCE_S)
-    let_ring(rings, 3)
+    assert not rings.acquire(blocking=False)  # it has no timer
     runner.let_go()
     assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] <= 40
     connection.close()
@@ -320,9 +321,8 @@ def test_parts_of_an_answer_reach_a_writer_as_what_they_are() -> None:
 
 def test_each_part_is_a_delta_of_its_own_kind() -> None:
     fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
-    reply: Any = SimpleNamespace(request=SimpleNamespace(continuations=(Continuation(0),)))
-    nobody: Any = None
-    data = ChatWriter("m", fields, nobody, "default").pieces([reply], [(0, Piece(0, "x", part=part)) for part in PARTS])
+    writer = ChatWriter("m", fields, "default")
+    data = writer.begin([]) + writer.pieces([], [(0, Piece(0, "x", part=part)) for part in PARTS])
     events = [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n")[:-1]]
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}

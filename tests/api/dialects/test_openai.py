@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ import openai
 import pytest
 
 from quire.api.dialects import answering
+from quire.api.dialects.openai.chat import ChatWriter
 from quire.api.http.errors import ApiError
 from quire.client.engines.llm import LLM
 from quire.client.reply.outputs import Piece
+from quire.client.reply.reply import Reply
 from quire.client.request.params import SamplingParams
 from quire.core.step import UNSATISFIABLE
 from tests.support.servers.local_api import LiveServer
@@ -287,13 +290,13 @@ def test_many_at_once_get_what_each_gets_alone(here: LiveServer) -> None:
 
 def test_a_large_answer_is_worded_beside_the_loop(here: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    really = answering.encode_response
+    really = ChatWriter.whole
 
-    def spy(*given: Any) -> bytes:
+    def spy(writer: ChatWriter, replies: Sequence[Reply]) -> bytes:
         threads.append(threading.current_thread().name)
-        return really(*given)
+        return really(writer, replies)
 
-    monkeypatch.setattr(answering, "encode_response", spy)
+    monkeypatch.setattr(ChatWriter, "whole", spy)
     small = here.post("/v1/chat/completions", body(logprobs=True, top_logprobs=2, ignore_eos=True)).json
     large = here.post("/v1/chat/completions", body(logprobs=True, top_logprobs=20, n=4, ignore_eos=True)).json
     assert threads[0] == "house"

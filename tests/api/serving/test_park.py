@@ -22,6 +22,17 @@ from tests.support.servers.park_server import ParkServer, on_demand, park_server
 
 BODY = {"max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
 ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+LIFE = {
+    "/v1/chat/completions": '"delta":{},',
+    "/v1/messages": "event: ping\n",
+    "/v1/responses": '"type":"response.in_progress"',
+}
+"""What a client counts as a sign of life."""
+FAILED = {
+    "/v1/chat/completions": 'data: {"error":{"message":"b could not be loaded: it is damaged',
+    "/v1/messages": 'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"b could not',
+    "/v1/responses": "event: response.failed\n",
+}
 
 
 def body(route: str, model: str, **more: Any) -> dict[str, Any]:
@@ -66,11 +77,11 @@ def test_text_routes_load_a_model_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_stream_hears_keep_alives_while_its_model_loads_and_then_its_answer_or_an_error(
+def test_a_stream_has_its_first_events_while_its_model_loads_and_then_its_answer_or_an_error(
     tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answering, "STREAM_SILENT_S", 0.02)
-    with park_server(tmp_path, *on_demand("a", "b")) as here:
+    with park_server(tmp_path, *on_demand("a", "b"), first_byte_s="0.02") as here:
         here.may_load.clear()
 
         async def streamed(model: str) -> str:
@@ -82,18 +93,19 @@ def test_a_stream_hears_keep_alives_while_its_model_loads_and_then_its_answer_or
             ):
                 assert response.status == 200
                 assert response.headers["content-type"].startswith("text/event-stream")
-                first = await response.content.readline()
-                assert first == b": keep-alive\n"
+                events = ""
+                while events.count(LIFE[route]) < 3:
+                    events += (await response.content.readline()).decode()
                 here.may_load.set()
-                return (await response.read()).decode()
+                return events + (await response.read()).decode()
 
         told = asyncio.run(streamed("a"))
         assert "error" not in told.replace('"error":null', "")
         here.failing.add("b")
         here.may_load.clear()
         last = asyncio.run(streamed("b"))
+        assert FAILED[route] in last
         assert "b could not be loaded: it is damaged" in last
-        assert ("event: error\n" in last) == (route == "/v1/messages")
 
 
 def test_beyond_the_queue_who_waits_for_a_model_is_told_to_come_back_and_others_are_answered(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.openai.completions import CompletionWriter
-from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.response_items import messages_of_items
 from quire.api.dialects.openai.schemas import CompletionFields, ResponseFields
 from quire.client.reply.outputs import Piece
@@ -76,13 +75,12 @@ def test_a_name_without_end_costs_its_length(before: str) -> None:
 
 def test_usage_in_every_chunk_costs_the_chunks() -> None:
     text, params = talker().text, SamplingParams(max_tokens=4)
-    names = TokenNames(text.tokenizer)
     options = {"include_usage": True, "continuous_usage_stats": True}
     fields = CompletionFields.model_validate({"prompt": [1], "stream": True, "stream_options": options})
 
     def stream(size: int) -> None:
         reply = Reply(make_request(text, [1, 2, 3], params), params, text.tokenizer)
-        writer = CompletionWriter("model", fields, names, None)
+        writer = CompletionWriter("model", fields)
         for at in range(size):
             pieces = reply.take([Token("r", 0, 4, at + 1, None)])
             writer.pieces([reply], [(0, piece) for piece in pieces])

@@ -36,7 +36,9 @@ def an_oracle() -> AbstractAsyncContextManager[EngineClient]:
 class ParkServer:
     """A server in a thread of its own, and what a test may do to its models."""
 
-    def __init__(self, folder: Path, models: list[OnDemandModel], room: int, open_client: OpenAnyModel) -> None:
+    def __init__(
+        self, folder: Path, models: list[OnDemandModel], room: int, open_client: OpenAnyModel, **more: str
+    ) -> None:
         with listen("127.0.0.1", 0) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -48,6 +50,7 @@ class ParkServer:
             TURN: "0",
             "drain_s": "5",
             "queue": "2",
+            **more,
         }
         self.settings = load_settings(dict(flags), environ={})
         self.models = models
@@ -103,9 +106,9 @@ class ParkServer:
 
 @contextmanager
 def park_server(
-    tmp_path: Path, *models: OnDemandModel, room: int = 2, open_client: OpenAnyModel = an_oracle
+    tmp_path: Path, *models: OnDemandModel, room: int = 2, open_client: OpenAnyModel = an_oracle, **flags: str
 ) -> Iterator[ParkServer]:
-    here = ParkServer(tmp_path, list(models), room, open_client)
+    here = ParkServer(tmp_path, list(models), room, open_client, **flags)
     original = Shutdown.handle_signals
     setattr(Shutdown, "handle_signals", lambda _self: None)  # noqa: B010 - signals are the main thread's
     thread = threading.Thread(target=here.live, name="park")

@@ -22,7 +22,7 @@ from quire.api.dialects.body_shapes import GenerationFields
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import names
 from quire.api.dialects.resolved_request import ResolvedRequest
-from quire.api.dialects.response_writer import PieceBatch, ResponseWriter
+from quire.api.dialects.response_writer import PieceBatch, ProgressFields, ResponseWriter
 from quire.api.http.errors import ApiError, ErrorFormat, invalid
 from quire.api.server_state import ServerState
 from quire.client.reply.outputs import Piece, ReasoningPart, TextPart
@@ -39,7 +39,7 @@ def error_line(error: ApiError, word: str = "no") -> bytes:
     return f"{word} {error.status} {error.code}: {error.message}\n".encode()
 
 
-TOY_ERRORS = ErrorFormat(PLAIN, error_line, error_line)
+TOY_ERRORS = ErrorFormat(PLAIN, error_line)
 
 
 class ToyWriter(ResponseWriter):
@@ -47,13 +47,14 @@ class ToyWriter(ResponseWriter):
 
     content_type = PLAIN
     stream_headers = ((b"content-type", PLAIN),)
-    keep_alive = b".\n"
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
         return b"begin\n"
 
+    def keep_alive(self, progress: ProgressFields | None) -> bytes:
+        return b".\n" if progress is None else f". {json.dumps(progress)}\n".encode()
+
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """A line for each piece that shows something."""
         return "".join([_line(piece) for _, piece in batch if piece.delta]).encode()
 
     def end(self, replies: Sequence[Reply]) -> bytes:
@@ -92,7 +93,7 @@ class ToyFields(GenerationFields):
 class Toy(Dialect):
     """Takes `{"say": text, "count": tokens, "stream": whether}`."""
 
-    names = names("say count stream model")
+    names = names("say count stream model return_progress")
 
     def parse(self, body: dict[str, Any]) -> ToyFields:
         """Its fields, if there is something to say."""
@@ -104,7 +105,7 @@ class Toy(Dialect):
         params = SamplingParams(max_tokens=fields.count, temperature=0.0, ignore_eos=True)
         return structs.replace(request, prompts=[text.prompt(fields.say)], params=params)
 
-    def writer(self, fields: ToyFields, request: ResolvedRequest, text: TextModel) -> ToyWriter:
+    def writer(self, fields: ToyFields, request: ResolvedRequest) -> ToyWriter:
         return ToyWriter()
 
 

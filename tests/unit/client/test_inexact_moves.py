@@ -5,7 +5,6 @@ import pytest
 from quire.api.dialects.anthropic import writer as anthropic
 from quire.api.dialects.openai import response_writer as responses
 from quire.api.dialects.openai.completions import CompletionWriter
-from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.schemas import CompletionFields
 from quire.client.reply.reply import Reply
 from quire.client.request.params import SamplingParams
@@ -27,8 +26,7 @@ def test_moves_to_other_bits_are_told_where_there_were_some(num_moves: int) -> N
     moved = reply(Replayed("r"), *[Replayed("r", is_exact=False)] * num_moves)
     done = moved.completion()
     assert (done.num_replays, done.num_inexact_moves) == (1, num_moves)
-    names = TokenNames(talker().text.tokenizer, False)
-    writer = CompletionWriter("model", CompletionFields.model_validate({"model": "model", "prompt": [1]}), names, None)
+    writer = CompletionWriter("model", CompletionFields.model_validate({"model": "model", "prompt": [1]}))
     told = [
         writer.usage([moved]).get("completion_tokens_details", {}),
         responses._usage(moved)["output_tokens_details"],

@@ -68,6 +68,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "admin_socket": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "drain_s": ((30, 30.0), ("0", 0.0), (2.5, 2.5)),
     "max_open_requests": ((1, 1), ("4096", 4096), (64, 64)),
+    "first_byte_s": ((5, 5.0), ("0", 0.0), (2.5, 2.5)),
     "alias": (("gpt-5=coder", "gpt-5=coder"), ("Claude-*=A, b=A", "Claude-*=A,b=A"), ("*=m", "*=m")),
     "store": (("/a/b.db", Path("/a/b.db")), ("~/c", Path("~/c")), ("d e", Path("d e"))),
     "store_size": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),

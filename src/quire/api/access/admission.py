@@ -51,6 +51,8 @@ class AdmissionSettings:
 
     max_open_requests: int = 1024
     """Maximum requests between their first and last byte, over all models."""
+    first_byte_s: float = 10.0
+    """Maximum time from a stream's body to its first byte; 0: no limit."""
     origins: Origins = field(default_factory=Origins)
     """The web pages that may use the server."""
     are_images_dropped: bool = False

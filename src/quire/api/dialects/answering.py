@@ -4,9 +4,9 @@
                               └──────────────────── ends when the client disconnects ──────────────────────────┘
 
 HTTP headers are sent with the first bytes from the dialect's writer. Errors before that set the HTTP status; later
-errors are events in the stream. For the same reason keep-alives are sent only after the headers: a keep-alive during a
-long queue wait or a long prefill would open the stream with status 200, and a later error could not set the status.
-The exception is a model that is not loaded: SSE comments are sent as keep-alives while the client waits for it.
+errors are events in the stream. A stream is opened by its first token, by its first progress if the client requested
+that, or when the client has waited for `first_byte_s` since its body arrived: for the model, in the queue, or for its
+prompt. From then on an event follows at least every STREAM_SILENT_S. Whole responses send nothing before their end.
 """
 
 import asyncio
@@ -25,24 +25,22 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, rate_headers
 from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.cache_report import CacheReport
-from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import FieldNames, ignored_names
 from quire.api.dialects.resolved_request import ResolvedRequest, resolve_request
-from quire.api.dialects.response_writer import PieceBatch, ResponseWriter
+from quire.api.dialects.response_writer import PieceBatch, ResponseWriter, progress_fields
 from quire.api.http.body import ClientGoneError, parse_object, while_client_stays
 from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
 from quire.api.http.request_record import RequestRecord, figures_of
-from quire.api.http.sse import COMMENT, HEADERS, Send, send_whole
+from quire.api.http.sse import Send, send_whole
 from quire.api.models.registry import ModelEntry, prefix_context_errors
-from quire.client.engines.client import EngineClient
 from quire.client.reply.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply.reply import Reply
 from quire.client.request.requests import make_request
 from quire.client.request.text_model import TextModel
 from quire.core.request import Request
 from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE
-from quire.errors import WorkBudgetError
+from quire.errors import InvariantError, WorkBudgetError
 
 LOG = logging.getLogger("quire.api")
 T = TypeVar("T")
@@ -119,26 +117,27 @@ class Dialect(BodyEndpoint):
         Lines that the operator configured for removal are left out of system texts."""
         raise NotImplementedError
 
-    def writer(self, fields: Any, request: ResolvedRequest, text: TextModel) -> ResponseWriter:
-        """Return the writer of the response. Runs in a worker thread if the body is large."""
+    def writer(self, fields: Any, request: ResolvedRequest) -> ResponseWriter:
+        """Return the writer of the response. The request has no prompts yet, and its model may not be loaded."""
         raise NotImplementedError
 
     async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
         """Handle one request: parse ─► resolve ─► check queue ─► render ─► submit; then send its output."""
         models, pool = self._admission.models, self._admission.text_pool
-        stream = StreamResponse(send, record, bill.caller, self)
+        stream = StreamResponse(send, record, bill.caller, self, self._admission.settings.first_byte_s)
         async with stream, AsyncExitStack() as stack:
             async with record.before_engine():
                 fields = await self.fields_of(body, record)
                 request = resolve_request(fields, models, bill.caller, record)
                 self._check_queue(request, record)
+                writer = self.writer(fields, request)
+                stream.begin(request, writer)
                 loading = stack.enter_async_context(models.using(request.model, request.tenant))
-                # A stream whose model may have to be loaded first gets keep-alives while it loads.
-                may_be_slow = request.is_streamed and request.model.engine_client is None
-                client = await (stream.with_keep_alives(loading) if may_be_slow else loading)
+                client = await stream.while_waiting(loading)
                 text = client.text
                 stack.enter_context(prefix_context_errors(text.max_sequence_tokens))
-                request, requests = await self.run(record, lambda: self._render(fields, request, text))
+                rendering = self.run(record, lambda: self._render(fields, request, writer, text))
+                request, requests = await stream.while_waiting(rendering)
             record.is_streamed, record.max_tokens = request.is_streamed, request.params.max_tokens
             record.num_answers = request.params.n * len(requests)
             meter = TokenMeter(request.model, record, bill)
@@ -146,11 +145,9 @@ class Dialect(BodyEndpoint):
             for engine_request in requests:
                 record.handles.append(client.submit(engine_request, request.params, pool.budget))
             bill.settle(record.num_answers, sum(map(len, request.prompts)))
-            writer = await self.run_sized(record, len(body), lambda: self.writer(fields, request, text))
             report = CacheReport(self._admission, record, request, writer, text.tokenizer)
             stack.callback(report.close)
-            stream.begin(request, writer, meter, report)
-            await stream.read()
+            await stream.read(meter, report)
             if request.conversation is not None:
                 await self.run(record, lambda: self._store(request, writer, record))
             await stream.end()
@@ -163,9 +160,12 @@ class Dialect(BodyEndpoint):
             model.engine_client.reserve_room(request.tenant, priority)
         record.model, record.priority = model.name, priority
 
-    def _render(self, fields: Any, request: ResolvedRequest, text: TextModel) -> tuple[ResolvedRequest, list[Request]]:
+    def _render(
+        self, fields: Any, request: ResolvedRequest, writer: ResponseWriter, text: TextModel
+    ) -> tuple[ResolvedRequest, list[Request]]:
         """Return the request and one engine request per prompt. Runs in a worker thread: prompts may be long."""
         request = self.render(fields, request, text)
+        writer.prepare(fields, text)
         return request, [make_request(text, ids, request.params, request) for ids in request.prompts]
 
     def _store(self, request: ResolvedRequest, writer: ResponseWriter, record: RequestRecord) -> None:
@@ -194,26 +194,32 @@ class StreamResponse:
     """One response while it is sent: waits for the model and for output; sends headers, bytes, and possibly an error.
 
     Iterating yields batches of pieces, each with the index of its prompt, until all prompts of the request are done. An
-    empty batch means that no piece arrived for STREAM_SILENT_S. One timer serves the whole request.
+    empty batch means that the stream must send something: new progress, or a keep-alive. One timer serves the whole
+    request.
     """
 
     _request: ResolvedRequest
     _writer: ResponseWriter
-    _meter: "TokenMeter"
-    _report: CacheReport
+    _report: CacheReport | None = None
 
-    def __init__(self, send: Send, record: RequestRecord, caller: Caller, endpoint: BodyEndpoint) -> None:
+    def __init__(
+        self, send: Send, record: RequestRecord, caller: Caller, endpoint: BodyEndpoint, first_byte_s: float
+    ) -> None:
+        """Created when the body has arrived. `first_byte_s` 0: the first token opens the stream."""
+        self._loop = asyncio.get_running_loop()
         self._send = send
         self._record = record
         self._caller = caller
         self._endpoint = endpoint
+        self._due_s = self._loop.time() + first_byte_s if first_byte_s else None
+        """Time at which the stream sends something, even without output; None: not before its first output."""
         self._is_open = False
-        """Whether HTTP headers were sent, with the first bytes or with an earlier keep-alive."""
-        self._has_begun = False
-        """Whether the dialect's first bytes were sent."""
+        """Whether HTTP headers and the dialect's first bytes were sent."""
         self._is_ended = False
         self._prompts_with_output: set[int] = set()
         """Indices of the prompts for which output was already sent."""
+        self._shown_progress: list[int] = []
+        """Tokens of each prompt that were computed when progress was last sent."""
         self._is_silent = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -234,103 +240,109 @@ class StreamResponse:
         if refusal.status == 500:
             LOG.error("stream %s failed", self._record.request_id, exc_info=error)
         self._record.error = refusal.code
-        encode_error = self._writer.error if self._has_begun else SERVER_ERRORS.of_path(self._record.path).event
-        await self._write(encode_error(refusal), is_last=True)
+        await self._write(self._writer.error(refusal), is_last=True)
         return True
 
-    async def with_keep_alives(self, loading: Awaitable[EngineClient]) -> EngineClient:
-        """Wait for the model to load; during a long wait send SSE comments, which clients ignore."""
-        task = asyncio.ensure_future(loading)
+    def begin(self, request: ResolvedRequest, writer: ResponseWriter) -> None:
+        """Set up sending; from now on a stream may be opened."""
+        self._request, self._writer = request, writer
+        if not request.is_streamed:
+            self._due_s = None
+
+    async def while_waiting(self, work: Awaitable[T]) -> T:
+        """Return the work's result; meanwhile send keep-alives when they are due."""
+        if self._due_s is None:
+            return await work
+        task = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait({task}, timeout=STREAM_SILENT_S))[0]:
-                await self._comment()
+            while not (await asyncio.wait({task}, timeout=max(0.0, self._due_s - self._loop.time())))[0]:
+                await self._keep_alive()
             return task.result()
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def begin(self, request: ResolvedRequest, writer: ResponseWriter, meter: "TokenMeter", report: CacheReport) -> None:
-        """Set up sending, after the request was submitted."""
-        self._request, self._writer, self._meter, self._report = request, writer, meter, report
-        self._replies = [handle.reply for handle in self._record.handles]
-
-    async def read(self) -> None:
+    async def read(self, meter: "TokenMeter", report: CacheReport) -> None:
         """Read all pieces; if the response is streamed, send each batch. Short, because it loops for every token."""
-        is_streamed, report = self._request.is_streamed, self._report
+        self._report, is_streamed, replies = report, self._request.is_streamed, self._replies
         async for batch in self:
-            self._meter.count(batch)
-            check_finishes(batch, self._replies)
+            meter.count(batch)
+            check_finishes(batch, replies)
             if is_streamed:
-                await self._send_batch(batch)
+                await self._send_batch(batch, replies)
             elif report.is_waiting:
                 report.update()
 
-    async def _send_batch(self, batch: PieceBatch) -> None:
-        writer, replies = self._writer, self._replies
-        if batch:
-            if self._num_bytes(batch, self._request) <= ON_LOOP_BYTES:
-                data = writer.pieces(replies, batch)
-            else:
-                data = await self._endpoint.run(self._record, partial(writer.pieces, replies, batch))
-            if data:
-                await self._write_part(data)
-        elif self._has_begun:
-            await self._write(writer.keep_alive)
-        elif self._request.model.engine_client is None:
-            await self._comment()  # the model was unloaded before the first byte: keep the client connected
+    async def _send_batch(self, batch: PieceBatch, replies: Sequence[Reply]) -> None:
+        if not batch or self._has_new_progress():
+            await self._keep_alive()
+        if not batch:
+            return
+        writer = self._writer
+        if self._num_bytes(batch, replies) <= ON_LOOP_BYTES:
+            data = writer.pieces(replies, batch)
+        else:
+            data = await self._endpoint.run(self._record, partial(writer.pieces, replies, batch))
+        if data or not self._is_open:
+            await self._write_part(data)
 
     async def end(self) -> None:
         """Send the last bytes of a stream, or the whole response."""
-        writer, report = self._writer, self._report
+        writer, report, replies = self._writer, self._report, self._replies
+        if report is None:
+            raise InvariantError("expected a response whose output was read, got one before its submission")
         if self._request.is_streamed:
             report.update()
-            await self._write_part(writer.end(self._replies), is_last=True)
+            await self._write_part(writer.end(replies), is_last=True)
             return
-        num_bytes = sum(piece.num_bytes for reply in self._replies for piece in reply.pieces)
+        num_bytes = sum(piece.num_bytes for reply in replies for piece in reply.pieces)
         num_bytes += prompt_bytes(self._request, self._record.num_prompt_tokens)
-        data = await self._endpoint.run_sized(self._record, num_bytes, lambda: encode_response(writer, self._record))
+        data = await self._endpoint.run_sized(self._record, num_bytes, lambda: writer.whole(replies))
         headers = [*limit_headers(self._caller), *report.headers]
         await send_whole(self._send, data, headers, writer.content_type)
 
-    def _num_bytes(self, batch: PieceBatch, request: ResolvedRequest) -> int:
+    @property
+    def _replies(self) -> Sequence[Reply]:
+        """The replies to all prompts; empty before the submission."""
+        return [handle.reply for handle in self._record.handles]
+
+    def _num_bytes(self, batch: PieceBatch, replies: Sequence[Reply]) -> int:
         """Estimate the bytes to write: the pieces and, with a prompt's first piece, the prompt's log-probabilities."""
         num_bytes = sum([piece.num_bytes for _, piece in batch])
-        if len(self._prompts_with_output) < len(self._replies):
+        if len(self._prompts_with_output) < len(replies):
             self._prompts_with_output.update(prompt_index for prompt_index, _ in batch)
-            num_bytes += prompt_bytes(request, self._record.num_prompt_tokens)
+            num_bytes += prompt_bytes(self._request, self._record.num_prompt_tokens)
         return num_bytes
 
+    async def _keep_alive(self) -> None:
+        """Send an event without content; until the first token it has the prompt's progress, if requested."""
+        replies = self._replies
+        wants_progress = self._request.report_progress and not self._prompts_with_output
+        self._shown_progress = _num_processed(replies)
+        await self._write_part(self._writer.keep_alive(progress_fields(replies) if wants_progress else None))
+
     async def _write_part(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send bytes of the dialect. The first call opens the stream if it is not open yet."""
-        if self._has_begun:
-            await self._write(data, is_last=is_last)
-            return
-        self._has_begun = True
-        data = self._writer.begin(self._replies) + data
-        await self._open((*self._writer.stream_headers, *self._report.headers))
-        await self._write(data, is_last=is_last)
-
-    async def _comment(self) -> None:
-        await self._open(HEADERS)
-        await self._write(COMMENT)
-
-    async def _open(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Send bytes of the dialect. The first call opens the stream."""
         if not self._is_open:
             self._is_open = True
-            await self._send(
-                {"type": "http.response.start", "status": 200, "headers": [*headers, *limit_headers(self._caller)]}
-            )
+            headers = [*self._writer.stream_headers, *(self._report.headers if self._report else ())]
+            headers += limit_headers(self._caller)
+            data = self._writer.begin(self._replies) + data
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if data:
+            await self._write(data, is_last=is_last)
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         """Write to the socket; waits while the client reads too slowly."""
         self._is_ended = is_last
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self._due_s = self._loop.time() + STREAM_SILENT_S
 
     def __aiter__(self) -> "StreamResponse":
-        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
-        self._last_piece_s = self._loop.time()
-        self._timer = self._loop.call_later(STREAM_SILENT_S, self._check_silence)
+        self._ready = asyncio.Event()
+        if self._request.is_streamed:
+            self._check_silence()
         for handle in self._record.handles:
             handle.wake(self._ready)
         return self
@@ -342,8 +354,8 @@ class StreamResponse:
                 await self._ready.wait()
             self._ready.clear()
             batch = [(index, piece) for index, handle in enumerate(self._record.handles) for piece in handle.take()]
-            if batch or self._is_silent:
-                self._last_piece_s, self._is_silent = self._loop.time(), False
+            if batch or self._is_silent or self._has_new_progress():
+                self._is_silent = False
                 return batch
             if self._is_over:
                 raise StopAsyncIteration
@@ -352,13 +364,26 @@ class StreamResponse:
     def _is_over(self) -> bool:
         return all(handle.is_over for handle in self._record.handles)
 
+    def _has_new_progress(self) -> bool:
+        """Return whether the client requested progress and has not received the newest."""
+        if not self._request.report_progress or self._prompts_with_output:
+            return False
+        replies = self._replies
+        return any(reply.is_admitted for reply in replies) and self._shown_progress != _num_processed(replies)
+
     def _check_silence(self) -> None:
-        """Emit an empty batch after STREAM_SILENT_S without pieces, and set the timer again."""
-        left_s = self._last_piece_s + STREAM_SILENT_S - self._loop.time()
+        """Emit an empty batch when something is due, and set the timer again."""
+        now_s = self._loop.time()
+        left_s = STREAM_SILENT_S if self._due_s is None else self._due_s - now_s
         if left_s <= 0:
             self._is_silent, left_s = True, STREAM_SILENT_S
             self._ready.set()
-        self._timer = self._loop.call_later(left_s, self._check_silence)
+        # A write may have moved the time that is due to an earlier one.
+        self._timer = self._loop.call_later(min(left_s, STREAM_SILENT_S), self._check_silence)
+
+
+def _num_processed(replies: Sequence[Reply]) -> list[int]:
+    return [reply.num_processed_tokens for reply in replies]
 
 
 class TokenMeter:
@@ -408,11 +433,6 @@ def check_names(body: dict[str, Any], names: FieldNames, record: RequestRecord) 
 def limit_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
     """Return the response headers with the remaining quota of the caller's key."""
     return [(name.encode(), value.encode()) for name, value in rate_headers(caller)]
-
-
-def encode_response(writer: ResponseWriter, record: RequestRecord) -> bytes:
-    """Encode the complete response with all answers, which is not streamed."""
-    return writer.whole([handle.reply for handle in record.handles])
 
 
 def prompt_bytes(request: ResolvedRequest, num_prompt_tokens: int) -> int:

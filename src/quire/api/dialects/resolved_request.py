@@ -58,6 +58,7 @@ def resolve_request(fields: GenerationFields, models: Models, caller: Caller, re
         timeout_s=REQUEST_S,
         cache_group=_cache_group(caller, salt),
         explain=True,
+        report_progress=bool(fields.stream and fields.return_progress),
         has_reservation=record.has_reservation,
     )
 

@@ -1,7 +1,7 @@
 """The base class of response writers, which encode a reply's pieces (output as it arrives) as the bytes of an API. Also
 converts an answer to a message of the continued conversation, in the internal form that all dialects share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,10 +10,13 @@ from quire.api.http import sse
 from quire.api.http.errors import ApiError
 from quire.client.reply.outputs import Answer, Piece, ToolCall
 from quire.client.reply.reply import Reply
+from quire.client.request.text_model import TextModel
 
 ENCODER = msgspec.json.Encoder()
 PieceBatch = Sequence[tuple[int, Piece]]
 """Pieces that arrived together, each with the index of its prompt."""
+ProgressFields = Mapping[str, Any]
+"""The fields of `prompt_progress`, named as llama-server names them."""
 
 
 class ResponseWriter:
@@ -29,12 +32,18 @@ class ResponseWriter:
     """The content type of a complete (not streamed) response."""
     stream_headers: Sequence[tuple[bytes, bytes]] = sse.HEADERS
     """The headers of a stream, including its content type."""
-    keep_alive = sse.COMMENT
-    """Bytes without content, sent while an open stream waits for its next piece, so that no proxy closes it."""
+
+    def prepare(self, fields: Any, text: TextModel) -> None:
+        """Called once before the first reply, in a worker thread. The model may have been loaded only after `begin`."""
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        """Return a stream's first bytes; sent with the first piece, so that earlier errors have their HTTP status."""
+        """Return a stream's first bytes. `replies` is empty if the stream is opened before the prompts are known."""
         return b""
+
+    def keep_alive(self, progress: ProgressFields | None) -> bytes:
+        """Return an event without content, sent while a stream waits, so that neither client nor proxy closes it. It
+        must be one that the API's clients count as a sign of life, and has the prompt's progress if requested."""
+        raise NotImplementedError
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         """Return the bytes that these pieces add to a stream; may be empty. Called once per batch."""
@@ -65,6 +74,21 @@ class ResponseWriter:
 
     def on_not_stored(self) -> None:
         """Called when the conversation could not be written: the response is complete, but cannot be continued."""
+
+
+def progress_fields(replies: Sequence[Reply]) -> ProgressFields | None:
+    """Return the progress of all prompts of a request together; None: they are not known yet."""
+    rows = [reply.progress for reply in replies]
+    if not rows:
+        return None
+    estimates = [row.left_s for row in rows if row.left_s is not None]
+    return {
+        "total": sum(row.num_prompt_tokens for row in rows),
+        "cache": sum(row.num_cached_tokens for row in rows),
+        "processed": sum(row.num_processed_tokens for row in rows),
+        "time_ms": round(1000 * max(row.elapsed_s for row in rows)),
+        "left_ms": round(1000 * max(estimates)) if len(estimates) == len(rows) else None,
+    }
 
 
 def call_message(call: ToolCall) -> dict[str, Any]:

@@ -59,8 +59,6 @@ class ErrorFormat:
 
     content_type: bytes
     body: Callable[[ApiError], bytes]
-    event: Callable[[ApiError], bytes]
-    """Encodes an error as the last event of a stream that has headers but no content yet."""
 
     def answer(self, error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Return the headers, including Content-Length and Retry-After, and the body."""

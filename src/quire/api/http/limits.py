@@ -51,8 +51,9 @@ WRITE_BUFFER_BYTES = 64 * 1024
 """High-water mark of unsent bytes per connection; above it, writers wait."""
 STUCK_S = 30.0
 """A client that reads nothing of a response for this time is disconnected."""
-STREAM_SILENT_S = 15.0
-"""Interval after which a stream without data sends a keep-alive: proxies close silent streams after 30 or 60 s."""
+STREAM_SILENT_S = 10.0
+"""Maximum interval between two events of an open stream: clients warn or give up after 15 to 300 silent seconds, and
+proxies close silent streams after 30 or 60 s."""
 
 # -- the body ----------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,6 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 JSON = b"application/json"
-COMMENT = b": keep-alive\n\n"
-"""A comment, which clients ignore; the keep-alive of streams."""
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 

@@ -37,4 +37,4 @@ def error_event(error: ApiError) -> bytes:
     return b"event: error\n" + event(error_body(error))
 
 
-ANTHROPIC_ERRORS = ErrorFormat(b"application/json", error_body, error_event)
+ANTHROPIC_ERRORS = ErrorFormat(b"application/json", error_body)

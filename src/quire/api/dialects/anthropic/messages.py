@@ -59,7 +59,7 @@ class AnthropicMessages(Dialect):
         stored = None if thread is None else KeptConversation([*thread.messages, *new], thread.fields)
         return request.with_chat(conversation, params, removed, stored)
 
-    def writer(self, fields: MessagesFields, request: ResolvedRequest, text: TextModel) -> MessagesWriter:
+    def writer(self, fields: MessagesFields, request: ResolvedRequest) -> MessagesWriter:
         return MessagesWriter(request.model.name)
 
 

@@ -13,19 +13,25 @@ from uuid import uuid4
 import msgspec
 
 from quire.api.dialects.anthropic.error_body import error_event
-from quire.api.dialects.response_writer import ENCODER, PieceBatch, ResponseWriter, answer_message
+from quire.api.dialects.response_writer import (
+    ENCODER,
+    PieceBatch,
+    ProgressFields,
+    ResponseWriter,
+    answer_message,
+)
 from quire.api.http.errors import ApiError
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
 from quire.client.reply.reply import Reply
 
 STOP_REASONS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}
 """Finish reasons of the engine, mapped to the API's; any other becomes end_turn."""
+NO_USAGE = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
+"""Usage while the prompt is not known yet; the message's last events have the true counts."""
 
 
 class MessagesWriter(ResponseWriter):
     """The writer of one message."""
-
-    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -35,9 +41,11 @@ class MessagesWriter(ResponseWriter):
         self._num_blocks = 0
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        (reply,) = replies
-        message = self._message([], None, None) | {"usage": usage(reply)}
+        message = self._message([], None, None) | {"usage": usage(replies[0]) if replies else NO_USAGE}
         return _event({"type": "message_start", "message": message})
+
+    def keep_alive(self, progress: ProgressFields | None) -> bytes:
+        return _event({"type": "ping"} if progress is None else {"type": "ping", "prompt_progress": progress})
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         return b"".join([self._events_of(piece) for _, piece in batch])

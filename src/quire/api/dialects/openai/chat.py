@@ -21,6 +21,7 @@ from quire.api.dialects.openai.writer import FINISH, OpenAIWriter
 from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.dialects.response_writer import PieceBatch, call_message
 from quire.api.http.errors import invalid
+from quire.api.http.limits import MAX_ANSWERS
 from quire.client.reply.outputs import Answer, Piece, ReasoningPart, ToolCallPart
 from quire.client.reply.reply import Reply
 from quire.client.request.conversation import ToolUse, converse, tool_mode, tools_of, without_lines
@@ -58,9 +59,8 @@ class Chat(Dialect):
         check_bounds(request, text.max_sequence_tokens, num_prompt_times=1)
         return request
 
-    def writer(self, fields: ChatFields, request: ResolvedRequest, text: TextModel) -> "ChatWriter":
-        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        return ChatWriter(request.model.name, fields, names, TIER_OF[request.priority])
+    def writer(self, fields: ChatFields, request: ResolvedRequest) -> "ChatWriter":
+        return ChatWriter(request.model.name, fields, TIER_OF[request.priority])
 
 
 def _tools_of(fields: ChatFields) -> ToolUse:
@@ -89,21 +89,29 @@ class ChatWriter(OpenAIWriter):
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
+    empty_choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}  # noqa: RUF012
+    _names: TokenNames
 
-    def __init__(self, model: str, fields: ChatFields, names: TokenNames, tier: str) -> None:
+    def __init__(self, model: str, fields: ChatFields, tier: str) -> None:
         super().__init__(model, fields)
-        self._names = names
         self._tier = tier
+        self._num_answers = min(fields.n or 1, MAX_ANSWERS)  # not checked yet when the stream is opened early
         self._with_logprobs = bool(fields.logprobs)
         self._with_token_ids = bool(fields.return_token_ids)
-        self._has_begun = False
         self._announced_calls: set[tuple[int, int]] = set()
         """(answer index, call index) of the tool calls whose id and name were already sent."""
 
+    def prepare(self, fields: ChatFields, text: TextModel) -> None:
+        self._names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
+
+    def begin(self, replies: Sequence[Reply]) -> bytes:
+        """Return a chunk with the role for each answer."""
+        head = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return self.chunks(replies, [{"index": index, **head} for index in range(self._num_answers)])
+
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """Return a chunk for each piece; the first batch is preceded by a chunk with the role for each answer."""
-        choices = [] if self._has_begun else self._roles(replies[0])
-        self._has_begun = True
+        """Return a chunk for each piece."""
+        choices: list[dict[str, Any]] = []
         for _, piece in batch:
             choices += self._announcement(piece)
             if piece.delta or piece.finish_reason or self._with_logprobs or self._with_token_ids:
@@ -150,13 +158,6 @@ class ChatWriter(OpenAIWriter):
         head = {"index": part.call_index, "id": part.call_id, "type": "function", "function": function}
         delta = {"tool_calls": [head]}
         return [{"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None}]
-
-    def _roles(self, reply: Reply) -> list[dict[str, Any]]:
-        delta = {"role": "assistant", "content": ""}
-        return [
-            {"index": continuation.index, "delta": delta, "logprobs": None, "finish_reason": None}
-            for continuation in reply.request.continuations
-        ]
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         choice = {

@@ -57,10 +57,8 @@ class Completions(Dialect):
         check_bounds(request, text.max_sequence_tokens, num_prompt_times=params.n * num_copies)
         return request
 
-    def writer(self, fields: CompletionFields, request: ResolvedRequest, text: TextModel) -> "CompletionWriter":
-        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        echoes = [_text(prompt, names) for prompt in fields.prompts] if fields.echo else None
-        return CompletionWriter(request.model.name, fields, names, echoes)
+    def writer(self, fields: CompletionFields, request: ResolvedRequest) -> "CompletionWriter":
+        return CompletionWriter(request.model.name, fields)
 
 
 def _ids(text: TextModel, prompt: PromptField, *, add_special_tokens: bool) -> list[int]:
@@ -91,16 +89,22 @@ class CompletionWriter(OpenAIWriter):
     id_prefix = "cmpl"
     object_name = "text_completion"
     chunk_name = "text_completion"
+    empty_choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}  # noqa: RUF012
+    names: TokenNames
 
-    def __init__(self, model: str, fields: CompletionFields, names: TokenNames, echoes: Sequence[str] | None) -> None:
+    def __init__(self, model: str, fields: CompletionFields) -> None:
         super().__init__(model, fields)
         self.fields = fields
-        self.names = names
-        self.echoes = echoes
+        self.echoes: Sequence[str] | None = None
         """The prompts as texts, if the client requested an echo."""
         self._prompts_with_output: set[int] = set()
         """Indices of the prompts for which output was already sent."""
         self._offsets: dict[int, int] = {}
+
+    def prepare(self, fields: CompletionFields, text: TextModel) -> None:
+        self.names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        if fields.echo:
+            self.echoes = [_text(prompt, self.names) for prompt in fields.prompts]
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         """Return a chunk for each piece. With echo, the prompt precedes the first piece of its answers."""

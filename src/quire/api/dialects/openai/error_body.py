@@ -43,4 +43,4 @@ def error_event(error: ApiError) -> bytes:
     return event(error_body(error)) + DONE
 
 
-OPENAI_ERRORS = ErrorFormat(b"application/json", error_body, error_event)
+OPENAI_ERRORS = ErrorFormat(b"application/json", error_body)

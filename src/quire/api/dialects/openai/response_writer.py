@@ -14,7 +14,7 @@ import msgspec
 
 from quire.api.dialects.openai.error_body import error_body
 from quire.api.dialects.openai.schemas import ResponseFields
-from quire.api.dialects.response_writer import ENCODER, PieceBatch, ResponseWriter
+from quire.api.dialects.response_writer import ENCODER, PieceBatch, ProgressFields, ResponseWriter
 from quire.api.http.errors import ApiError
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, merge_pieces
 from quire.client.reply.reply import Reply
@@ -42,6 +42,13 @@ class ItemsWriter(ResponseWriter):
     def begin(self, replies: Sequence[Reply]) -> bytes:
         response = self._response("in_progress", [], None)
         return _event("created", 0, {"response": response}) + _event("in_progress", 1, {"response": response})
+
+    def keep_alive(self, progress: ProgressFields | None) -> bytes:
+        """Return `in_progress` once more, with the number of the last event: it adds nothing to the response, and a
+        client that reads on after this number misses nothing."""
+        fields = {"response": self._response("in_progress", self._items.done, None)}
+        extra = {} if progress is None else {"prompt_progress": progress}
+        return _event("in_progress", self._num_events - 1, {**fields, **extra})
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         events = [event for _, piece in batch for event in self._items.add(piece)]

@@ -56,12 +56,14 @@ class Responses(Dialect):
             max_tokens=room if limit is None else min(limit, room),
             **{name: value for name, value in sampling.items() if value is not None},  # type: ignore[arg-type]
         )
-        is_stored = settings.store is not None and fields.store is not False
-        stored = KeptConversation([*history, *new]) if is_stored else None
+        stored = KeptConversation([*history, *new]) if self._is_stored(fields) else None
         return request.with_chat(conversation, params, removed, stored)
 
-    def writer(self, fields: ResponseFields, request: ResolvedRequest, text: TextModel) -> ItemsWriter:
-        return ItemsWriter(request.model.name, fields, is_stored=request.conversation is not None)
+    def writer(self, fields: ResponseFields, request: ResolvedRequest) -> ItemsWriter:
+        return ItemsWriter(request.model.name, fields, is_stored=self._is_stored(fields))
+
+    def _is_stored(self, fields: ResponseFields) -> bool:
+        return self._admission.settings.store is not None and fields.store is not False
 
     def _history(self, fields: ResponseFields, tenant: str) -> Sequence[dict[str, Any]]:
         """Return the messages of the previous response's conversation, without its instructions."""

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from quire.api.dialects.openai.error_body import DONE, error_event
 from quire.api.dialects.openai.schemas import SamplingFields
-from quire.api.dialects.response_writer import ENCODER, ResponseWriter
+from quire.api.dialects.response_writer import ENCODER, ProgressFields, ResponseWriter
 from quire.api.http.errors import ApiError
 from quire.api.prefix.explanation_json import part_body
 from quire.client.reply.reply import Reply
@@ -30,6 +30,8 @@ class OpenAIWriter(ResponseWriter):
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]
+    empty_choice: ClassVar[dict[str, Any]]
+    """A choice of a chunk that adds nothing."""
 
     def __init__(self, model: str, fields: SamplingFields) -> None:
         options = fields.stream_options
@@ -45,6 +47,13 @@ class OpenAIWriter(ResponseWriter):
         """A chunk's bytes before its choice."""
         self._after = b'],"usage":null}\n\n' if self._with_usage else b"]}\n\n"
         """A chunk's bytes after its choice, unless every chunk has usage."""
+
+    def keep_alive(self, progress: ProgressFields | None) -> bytes:
+        """Return a chunk that adds nothing: some clients do not count comments as a sign of life (ADR 0054)."""
+        data = self._before + ENCODER.encode(self.empty_choice) + self._after
+        if progress is None:
+            return data
+        return data.removesuffix(b"}\n\n") + b',"prompt_progress":' + ENCODER.encode(progress) + b"}\n\n"
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         """Return the usage chunk, if requested, and the last event."""
