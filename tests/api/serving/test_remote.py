@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,23 @@ def test_an_address_that_is_none_is_said_to_be(url: str) -> None:
     with raises_code(ConfigError, "invalid_server_address"):
         Remote.connect(url, None, None)
     assert isinstance(CliRunner().invoke(app, ["chat", "--url", url]).exception, ConfigError)
+
+
+def test_a_server_that_reports_progress_is_asked_for_it_and_others_are_not() -> None:
+    counts: list[tuple[int, int]] = []
+    long = [{"role": "user", "content": "the cat sat on the mat " * 30}]
+    with house() as here:
+        remote = Remote.connect(here.url, None, None)
+        assert remote.reports_progress
+        params = SamplingParams(max_tokens=2)
+        *_, completion = remote.stream_chat(long, params, lambda: False, lambda *pair: counts.append(pair))
+        assert isinstance(completion, Completion)
+        total = len(completion.prompt_token_ids)
+        assert counts[-1] == (total, total)
+        assert counts == sorted(counts)
+        counts.clear()
+        list(replace(remote, reports_progress=False).stream_chat(long, params, bool, lambda *pair: counts.append(pair)))
+        assert not counts
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli import app
-from quire.cli.chat.chat import HELP, ChatSession
+from quire.cli.chat.chat import BAR_LABEL, HELP, ChatSession, prompt_bar
 from quire.cli.chat.generate import AnswerPrinter
 from quire.cli.chat.remote import _StreamState
 from quire.client.engines.llm import LLM
@@ -75,6 +75,27 @@ def test_a_chat_ends_with_its_input() -> None:
 
 def talk(max_tokens: int = 5) -> ChatSession:
     return ChatSession(LLM(talker()), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+
+
+def test_a_chat_is_told_after_every_step_how_much_of_its_prompt_is_computed() -> None:
+    counts: list[tuple[int, int]] = []
+    with LLM(talker()) as llm:
+        ids = llm.text.prompt("the cat sat on the mat " * 20)
+        list(llm.stream(ids, SamplingParams(max_tokens=3), on_progress=lambda *pair: counts.append(pair)))
+    assert counts == [(done, len(ids)) for done in range(64, len(ids), 64)]
+
+
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("quire.checkpoints.progress.BARS.show", lambda *call: shown.append(call))
+    monkeypatch.setattr("quire.checkpoints.progress.BARS.end", shown.append)
+    with prompt_bar() as show_bar:
+        show_bar(1, 2)
+    assert not shown
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with prompt_bar() as show_bar:
+        show_bar(1, 2)
+    assert shown == [(BAR_LABEL, 1, 2), BAR_LABEL]
 
 
 def test_the_second_turn_finds_the_first_in_the_cache() -> None:

@@ -18,9 +18,15 @@ function show(message, index) {
   const thought = make("div", { class: "thought" });
   const parts = { thoughts: folded("Thoughts", thought), text: make("div", { class: "text" }), calls: make("div") };
   const node = make("article", { class: message.role }, make("h2", {}, isOwn ? "You" : "Answer"));
-  node.append(parts.thoughts, parts.text, parts.calls);
+  const bar = make("progress", { "aria-label": "Prompt computed" });
+  const left = make("span");
+  const reading = make("p", { class: "figures reading" }, bar, left);
+  node.append(reading, parts.thoughts, parts.text, parts.calls);
   // Elements that the user has unfolded stay unfolded while more text arrives.
   const refresh = () => {
+    reading.hidden = !message.progress;
+    if (message.progress) [bar.max, bar.value] = [message.progress.total, message.progress.processed];
+    left.textContent = message.progress ? progressOf(message.progress) : "";
     parts.thoughts.hidden = !message.reasoning;
     thought.textContent = message.reasoning ?? "";
     parts.text.replaceChildren(...(isOwn ? [message.content] : nodesOf(message.content)));
@@ -107,7 +113,13 @@ function figuresOf({ usage, reason, firstAfter_ms: first, lastAfter_ms: last }) 
   return `${count} tokens, ${rate}first after ${(first / 1000).toFixed(2)} s, ${prompt}${end}`;
 }
 
+function progressOf({ total, processed, left_ms: left }) {
+  const rest = left ? `, about ${left < 90_000 ? `${Math.ceil(left / 1000)} s` : `${Math.round(left / 60_000)} min`} left` : "";
+  return `${processed.toLocaleString("en")} of ${total.toLocaleString("en")} prompt tokens${rest}`;
+}
+
 function take(message, delta) {
+  delete message.progress;
   message.content += delta.content ?? "";
   if (delta.reasoning) message.reasoning = (message.reasoning ?? "") + delta.reasoning;
   for (const part of delta.tool_calls ?? []) {
@@ -134,12 +146,17 @@ async function generate() {
       clearInterval(watching);
       take(message, delta);
       follow(shown.refresh);
+    }, (progress) => {
+      clearInterval(watching);
+      message.progress = progress;
+      follow(shown.refresh);
     });
     message.figures = figuresOf(result);
   } catch (error) {
     await failed(error, message, conversation);
   }
   clearInterval(watching);
+  delete message.progress;
   listModels();
   if (generating === controller) generating = null;
   store.keep();

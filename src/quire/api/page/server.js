@@ -26,15 +26,18 @@ export async function models() {
   return (await (await request("/v1/models")).json()).data;
 }
 
-/** Generate the next message. `onDelta` gets each delta; the result has usage, finish reason and times. */
-export async function answerTo(fields, signal, onDelta) {
-  const body = JSON.stringify({ ...fields, stream: true, stream_options: { include_usage: true } });
+/** Generate the next message. `onDelta` gets each delta, `onProgress` how much of the prompt is computed; the result
+ *  has usage, finish reason and times. */
+export async function answerTo(fields, signal, onDelta, onProgress) {
+  const asStream = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+  const body = JSON.stringify({ ...fields, ...asStream });
   const began = performance.now();
   const result = { usage: null, reason: null, firstAfter_ms: null, lastAfter_ms: null };
   const answer = await request("/v1/chat/completions", { method: "POST", body, signal });
   for await (const event of events(answer.body)) {
     if (event.error) throw new Error(event.error.message);
     if (event.usage) result.usage = event.usage;
+    if (event.prompt_progress) onProgress(event.prompt_progress);
     for (const { delta, finish_reason } of event.choices ?? []) {
       result.reason = finish_reason ?? result.reason;
       if (!delta?.content && !delta?.reasoning && !delta?.tool_calls) continue;

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from quire.client.reply.outputs import Completion, Piece
     from quire.client.request.params import SamplingParams
 
+BAR_LABEL = "computing the prompt"
 HELP = """\
 /system TEXT   set the system message and start over
 /save FILE     write the conversation as JSON
@@ -144,8 +146,9 @@ class ChatSession:
         from quire.client.reply.outputs import Completion
 
         printer = AnswerPrinter()
-        with _interrupts() as interrupts:
-            for piece in self._pieces(lambda: bool(interrupts)):
+        with _interrupts() as interrupts, prompt_bar() as show_bar:
+            for piece in self._pieces(lambda: bool(interrupts), show_bar):
+                show_bar(1, 1)
                 if isinstance(piece, Completion):
                     printer.end()
                     if interrupts:
@@ -154,15 +157,18 @@ class ChatSession:
                 printer.write(piece)
         raise InvariantError("a stream ended without a completion")
 
-    def _pieces(self, is_stopped: "Callable[[], bool]") -> "Iterator[Piece | Completion]":
+    def _pieces(
+        self, is_stopped: Callable[[], bool], on_progress: Callable[[int, int], None]
+    ) -> "Iterator[Piece | Completion]":
         from quire.cli.chat.remote import Remote
 
         if isinstance(self.llm, Remote):
-            return self.llm.stream_chat(self.messages, self.params, is_stopped)
+            return self.llm.stream_chat(self.messages, self.params, is_stopped, on_progress)
         from quire.client.request.conversation import converse
 
         conversation = converse(self.llm.text, self.messages)
-        return self.llm.stream(conversation.ids, conversation.apply_to(self.params), is_stopped=is_stopped)
+        params = conversation.apply_to(self.params)
+        return self.llm.stream(conversation.ids, params, is_stopped=is_stopped, on_progress=on_progress)
 
     def _save(self, name: str) -> None:
         if not name:
@@ -183,6 +189,21 @@ class ChatSession:
             f"{len(done)} responses, {output} tokens in {seconds:.1f} s; {cached} of {prompt} prompt tokens cached",
             err=True,
         )
+
+
+@contextmanager
+def prompt_bar() -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that shows a bar of a prompt's computed tokens; the bar is removed when all are computed, at the
+    latest at the end of the block. Without a terminal nothing is shown."""
+    from quire.checkpoints.progress import BARS
+
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    try:
+        yield lambda done, total: BARS.show(BAR_LABEL, done, total)
+    finally:
+        BARS.end(BAR_LABEL)
 
 
 def _lines() -> Iterator[str]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600.0
 MAX_EVENT_BYTES = 8_388_608
 MAX_BODY_BYTES = 67_108_864
+PROGRESS_OWNERS = ("quire", "llamacpp")
+"""Owners that servers with `return_progress` give to their models."""
 """Maximum size of a response body, because the server is not trusted."""
 
 
@@ -29,22 +31,30 @@ class Remote:
     url: str
     model: str
     key: str | None = None
+    reports_progress: bool = False
+    """Whether the server has `return_progress`; some others reject unknown fields."""
 
     @classmethod
     def connect(cls, url: str, model: str | None, key: str | None) -> "Remote":
         """Select a model of the server at this URL; default: its first. Raises ConfigError if the model is missing."""
         base = server_at(url).url
-        names = [str(card["id"]) for card in fetch_json(server_at(url, key), "GET", "/v1/models")["data"]]
+        cards = fetch_json(server_at(url, key), "GET", "/v1/models")["data"]
+        names = [str(card["id"]) for card in cards]
         if not names:
             raise ConfigError(f"the server at {base} has no model")
         if model is not None and model not in names:
             raise ConfigError(f"expected a model of the server at {base} ({', '.join(names)}), got {model!r}")
-        return cls(base, model or names[0], key)
+        return cls(base, model or names[0], key, cards[0].get("owned_by") in PROGRESS_OWNERS)
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: "SamplingParams",
+        is_stopped: Callable[[], bool],
+        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> "Iterator[Piece | Completion]":
-        """Yield the pieces of a response, then the completion. Closing the connection cancels the request."""
+        """Yield the pieces of a response, then the completion. Closing the connection cancels the request.
+        `on_progress` is called with the processed tokens of the prompt and all its tokens."""
         body = {
             "model": self.model,
             "messages": list(messages),
@@ -54,10 +64,13 @@ class Remote:
             "seed": params.seed,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"return_progress": True} if self.reports_progress else {}),
         }
         state = _StreamState()
         try:
             for event in iterate(self._events(body), is_stopped):
+                if progress := event.get("prompt_progress"):
+                    on_progress(progress["processed"], progress["total"])
                 yield from state.add(event)
         except (OSError, MessageError, ValueError) as error:
             if not is_stopped():  # if the user stopped the response, the completion has the output so far

@@ -20,7 +20,7 @@ from quire.client.reply.outputs import Completion, Piece
 from quire.client.reply.reply import Reply, dispatch_events
 from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import DEFAULT_TENANT, make_request
+from quire.client.request.requests import DEFAULT_OPTIONS, DEFAULT_TENANT, RequestOptions, make_request
 from quire.client.request.text_model import Messages, TextModel
 from quire.config import ModelSettings
 from quire.core.events import Refused, RequestEvent
@@ -28,6 +28,8 @@ from quire.errors import CapacityError, ConfigError, QuireError
 
 ShowCounts = Callable[[int, int], None]
 """Called with the number of finished answers and the number of output tokens."""
+OnProgress = Callable[[int, int], None]
+"""Called with the number of computed tokens of a prompt and the number of all its tokens."""
 MAX_OPEN = 256
 """Maximum prompts submitted to the engine at once; the others wait here, not in the engine's queue."""
 
@@ -106,10 +108,13 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         is_stopped: Callable[[], bool] = lambda: False,
+        on_progress: OnProgress | None = None,
     ) -> Iterator[Piece | Completion]:
         """Yield pieces of one answer as they arrive, then its completion. Leaving the loop early cancels the request.
-        `is_stopped` is called before every step, also during the prefill of a long prompt; true cancels the request."""
-        reply = self._new_reply(self.text.prompt(prompt), params or SamplingParams())
+        `is_stopped` is called before every step, also during the prefill of a long prompt; true cancels the request.
+        `on_progress` is called after every step of the prompt."""
+        options = RequestOptions(report_progress=on_progress is not None)
+        reply = self._new_reply(self.text.prompt(prompt), params or SamplingParams(), options)
         try:
             if (error := self._submit(reply)) is not None:
                 raise error
@@ -127,6 +132,8 @@ class LLM:
                     # The next step emits the last events, with the finish reason.
                     self._opened.engine.cancel(reply.request.request_id)
                 self._step()
+                if on_progress is not None and not reply.pieces:
+                    on_progress(reply.num_processed_tokens, len(reply.request.prompt))
             yield reply.completion()
         finally:
             self._cancel_if_open(reply)
@@ -166,8 +173,8 @@ class LLM:
                 self._cancel_if_open(reply)
         return [reply.completion() for reply in replies]
 
-    def _new_reply(self, ids: list[int], params: SamplingParams) -> Reply:
-        return Reply(make_request(self.text, ids, params), params, self.text.tokenizer, monotonic)
+    def _new_reply(self, ids: list[int], params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS) -> Reply:
+        return Reply(make_request(self.text, ids, params, options), params, self.text.tokenizer, monotonic)
 
     def _submit_more(self, waiting: deque[Reply]) -> None:
         while waiting and len(self._open_replies) < MAX_OPEN:
