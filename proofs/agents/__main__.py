@@ -12,6 +12,7 @@
     budgets    reasoning with a token budget: no token beyond the budget
     injected   names of control tokens in every field of a request: none becomes a control token
     sdk        official SDKs, Python and JavaScript: streams equal whole answers, errors have the SDK's types
+    waits      streams that wait for a load, a queue, a long prompt: first byte and silences; a prompt sent twice
     ttft       time to the first token of an agent's second turn, over that of its first turn
     overhead   16 HTTP streams in each dialect, against the same 16 in process
 
@@ -21,7 +22,21 @@ node and npm.
 
 import sys
 
-from proofs.agents import budgets, calls, clients, fives, launch, overhead, real, reuse, sdk, store, streams, ttft
+from proofs.agents import (
+    budgets,
+    calls,
+    clients,
+    fives,
+    launch,
+    overhead,
+    real,
+    reuse,
+    sdk,
+    store,
+    streams,
+    ttft,
+    waits,
+)
 from proofs.agents.prompts import injected, templates
 from proofs.framework.proof import run
 
@@ -38,6 +53,7 @@ PARTS = (
     budgets,
     injected,
     sdk,
+    waits,
     ttft,
     overhead,
 )
