@@ -70,7 +70,7 @@ MUTANTS = [
         "a look is a beat", SESSION, "WorkerSession.last_progress_s", "if progress != self.last_counts:", "if True:"
     ),
     # -- epochs --
-    Mutant("tokens name no assignment", ROWS, "token_event", "logprobs, epoch=request.epoch)", "logprobs)"),
+    Mutant("tokens name no assignment", ROWS, "token_event", "is_forced, epoch=epoch)", "is_forced)"),
     Mutant(
         "a stranger is taken for somebody late",
         LEDGER,

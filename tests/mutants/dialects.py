@@ -8,6 +8,7 @@ TESTS = (
     "tests/unit/worker/test_messages.py",
     "tests/unit/config/test_settings.py",
     "tests/api/dialects/test_dialects.py",
+    "tests/property/test_loops.py",
 )
 
 OUTPUTS = "client/reply/outputs.py"
@@ -15,6 +16,7 @@ ANSWERING = "api/dialects/answering.py"
 FORMATS = "api/dialects/error_formats.py"
 OPENAI = "api/dialects/openai"
 ERRORS = "api/http/errors.py"
+LOOPS = "client/reply/loops.py"
 
 MUTANTS = [
     # -- pieces --
@@ -34,6 +36,17 @@ MUTANTS = [
         'return {"reasoning": piece.delta, "reasoning_content": piece.delta}',
         'return {"content": piece.delta}',
     ),
+    # -- loops --
+    Mutant("a forced token is chosen", LOOPS, "LoopDetector.push", "+= not is_forced", "+= 1"),
+    Mutant("a wrong token is passed over", LOOPS, "LoopDetector.push", "self._period = 0", "pass"),
+    Mutant(
+        "a loop begins where it was found",
+        LOOPS,
+        "LoopDetector._search",
+        "while first and tokens[first - 1] == tokens[first - 1 + period]:",
+        "while False:",
+    ),
+    Mutant("loops are searched too rarely", LOOPS, "SEARCH_TOKENS", "64", "128"),
     # -- batches and streams --
     Mutant(
         "a stream that ended with its last piece is waited for",

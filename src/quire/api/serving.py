@@ -86,6 +86,7 @@ def prepare(plan: Plan, open_client: OpenClient) -> ServerParts:
         origins,
         are_images_dropped=server_settings.drop_images,
         has_page=not server_settings.no_page,
+        are_loops_stopped=server_settings.stop_loops,
         stable_prefix=StablePrefix(lines) if lines else None,
         store=store,
     )

@@ -42,6 +42,8 @@ class ServerSettings:
     """Names and patterns of lines to remove from system texts, one per line. None: nothing is removed."""
     drop_images: bool = False
     """Replace images by a placeholder text; otherwise requests with images are rejected."""
+    stop_loops: bool = False
+    """End answers that repeat themselves, unless the request sets `stop_loops`."""
     no_page: bool = False
     """Serve no chat page at /."""
     models_folder: Path | None = None

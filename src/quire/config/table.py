@@ -345,6 +345,12 @@ SETTINGS: tuple[Setting, ...] = (
         "true",
     ),
     Setting(
+        Group.SERVER, "stop_loops", SWITCH, _SERVER.stop_loops,
+        "End an answer that repeats itself: its last tokens, at least 256 and 8 times the period, have a period of 1 "
+        "to 128 tokens; tokens that a grammar forces do not count. A request can set stop_loops itself.",
+        "true",
+    ),
+    Setting(
         Group.SERVER, "no_page", SWITCH, _SERVER.no_page,
         "Serve no page at /, where users can chat with the models in a browser.",
         "true",

@@ -171,6 +171,8 @@ class Token(_Event, frozen=True):
     num_output_tokens: int
     """Number of output tokens so far, this one included."""
     logprobs: TokenLogprobs | None
+    is_forced: bool = False
+    """Whether a grammar allowed no other token."""
 
 
 class PromptLogprobs(_Event, frozen=True):

@@ -175,6 +175,12 @@ class RowResult(NamedTuple):
     """Tokens after the sampled ones, each the only token that the grammar allows there. They are not sampled or fed."""
     work_tokens: int = 0
     """Processor time spent on grammar masks, converted to computed prompt tokens and charged to the tenant."""
+    forced_at: tuple[int, ...] = ()
+    """Positions in `token_ids` of accepted drafts that the grammar would have forced."""
+
+    def is_forced(self, index: int) -> bool:
+        """Return whether a grammar forced the token at `index` of the sampled and forced tokens."""
+        return index >= len(self.token_ids) or index in self.forced_at
 
 
 class StepResult(NamedTuple):

@@ -332,7 +332,7 @@ class GrammarMatchers:
             return RowResult(error=guide.error)
         is_forced = params.logprobs is None  # with logprobs every token needs its own row
         sampled, started_s = row.token_ids[: guide.num_true_masks], thread_time()
-        count, forced = self._follow_tokens(guide, sampled, params.stop_token_ids, is_forced=is_forced)
+        count, forced, forced_at = self._follow_tokens(guide, sampled, params.stop_token_ids, is_forced=is_forced)
         guide.follow_s = thread_time() - started_s
         self._spend(guide, guide.follow_s, num_units=0)
         if guide.error is not None:
@@ -341,18 +341,19 @@ class GrammarMatchers:
         is_over = guide.matcher.is_stopped() or (*sampled[:count], *forced)[-1] in params.stop_token_ids
         if not is_over and not guide.grammar.is_quick:
             self._begin_mask(guide, sequence)
-        return row._replace(token_ids=sampled[:count], forced=forced)
+        return row._replace(token_ids=sampled[:count], forced=forced, forced_at=forced_at)
 
     def _follow_tokens(
         self, guide: GrammarMatcher, sampled: tuple[int, ...], stop_ids: frozenset[int], *, is_forced: bool
-    ) -> tuple[int, tuple[int, ...]]:
-        """Return how many of the sampled tokens count, and the tokens forced after them.
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return how many of the sampled tokens count, the tokens forced after them, and the positions of sampled
+        tokens that would have been forced.
 
         When a token forces others, these replace the tokens sampled in their positions, so that a step with drafts has
         the same result as without. A sampled token that equals the forced one counts as sampled.
         """
         end_ids = [token for token in self._open()[0].eos_tokens if token in stop_ids]
-        count = 0
+        count, forced_at = 0, list[int]()
         while count < len(sampled):
             token_id, count = sampled[count], count + 1
             if token_id in stop_ids:
@@ -367,10 +368,11 @@ class GrammarMatchers:
             is_complete = guide.matcher.is_stopped() and bool(end_ids)
             forced = [*forced, *end_ids[:is_complete]]
             num_equal = _common_prefix_length(forced, sampled[count:])
+            forced_at += range(count, count + num_equal)
             count += num_equal
             if is_complete or num_equal < len(forced):
-                return count, tuple(forced[num_equal:])
-        return count, ()
+                return count, tuple(forced[num_equal:]), tuple(forced_at)
+        return count, (), tuple(forced_at)
 
     # -- background work ----------------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
         ("Run [a-z]+", "Run [a-z]+"),
     ),
     "drop_images": (("true", True), ("false", False), ("TRUE", True)),
+    "stop_loops": (("true", True), ("false", False)),
     "no_page": (("true", True), ("false", False)),
     "models_folder": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "idle_s": ((0, 0.0), ("600", 600.0), (1.5, 1.5)),

@@ -299,6 +299,7 @@ def test_what_was_chosen_as_it_had_to_be_counts_as_chosen(length: int) -> None:
     world.ask("r", EITHER)
     row = chosen_with_guesses(world, right[: length + 1], (*right[: length + 1], *spelled("x")))
     assert (row.token_ids, row.forced) == (right[: length + 1], forced[length:])
+    assert row.forced_at == tuple(range(1, length + 1)), "so a draft does not change which tokens are forced"
 
 
 def test_nothing_counts_behind_an_end_that_was_guessed() -> None:

@@ -59,6 +59,8 @@ class AdmissionSettings:
     """Whether images in requests are replaced by a placeholder text; otherwise requests with images are refused."""
     has_page: bool = True
     """Whether the server has web pages: a chat at `/`, and `/dashboard`."""
+    are_loops_stopped: bool = False
+    """Whether answers that repeat themselves are ended if a request does not set `stop_loops`."""
     stable_prefix: StablePrefix | None = None
     """Removes configured lines from system texts; None: no lines are configured."""
     store: ConversationStore | None = None

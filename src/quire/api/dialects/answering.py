@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -166,6 +167,10 @@ class Dialect(BodyEndpoint):
         """Return the request and one engine request per prompt. Runs in a worker thread: prompts may be long."""
         request = self.render(fields, request, text)
         writer.prepare(fields, text)
+        is_default = fields.stop_loops is None
+        if self._admission.settings.are_loops_stopped if is_default else fields.stop_loops:
+            params = replace(request.params, stop_loops=True)
+            request = msgspec.structs.replace(request, params=params)
         return request, [make_request(text, ids, request.params, request) for ids in request.prompts]
 
     def _store(self, request: ResolvedRequest, writer: ResponseWriter, record: RequestRecord) -> None:

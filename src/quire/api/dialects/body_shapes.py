@@ -29,6 +29,7 @@ class GenerationFields(Schema):
     model: str | None = Field(None, description="One of the names in /v1/models.")
     stream: bool | None = None
     return_progress: bool | None = Field(None, description="Report prompt_progress while a stream waits.")
+    stop_loops: bool | None = Field(None, description="End an answer that repeats itself; default: --stop-loops.")
 
     @property
     def service(self) -> Service:

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.api.http import sse
 from quire.api.http.errors import ApiError
+from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Piece, ToolCall
 from quire.client.reply.reply import Reply
 from quire.client.request.text_model import TextModel
@@ -89,6 +90,11 @@ def progress_fields(replies: Sequence[Reply]) -> ProgressFields | None:
         "time_ms": round(1000 * max(row.elapsed_s for row in rows)),
         "left_ms": round(1000 * max(estimates)) if len(estimates) == len(rows) else None,
     }
+
+
+def finish_detail(reason: str | None) -> dict[str, str]:
+    """Return a field for a finish reason that the APIs have no name for; they report it as the maximum length."""
+    return {"finish_detail": LOOP} if reason == LOOP else {}
 
 
 def call_message(call: ToolCall) -> dict[str, Any]:

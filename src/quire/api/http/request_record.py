@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 
 from quire.api.http.limits import MAX_ID_CHARS
+from quire.client.reply.loops import LOOP
 from quire.client.reply.stream import RequestHandle
 from quire.errors import DisplacedError, QuireError
 from quire.observe.metrics import RequestMetrics
@@ -209,4 +210,4 @@ def _reason(record: RequestRecord) -> str:
     reasons = {piece.finish_reason for handle in record.handles for piece in handle.reply.pieces} - {None, ""}
     if "error" in reasons:
         return "error"
-    return "length" if reasons <= {"length", "deadline"} else "stop"
+    return "length" if reasons <= {"length", "deadline", LOOP} else "stop"

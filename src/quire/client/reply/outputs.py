@@ -31,7 +31,7 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
-    """Set in the last piece: `stop`, `tool_calls`, `length`, `cancelled`, `deadline`, `error` or `displaced`."""
+    """In the last piece: `stop`, `tool_calls`, `length`, `loop`, `cancelled`, `deadline`, `error` or `displaced`."""
     stop_reason: str | int | None = None
     """The stop string, or the stop token from the client, that ended the answer."""
     error: str | None = None

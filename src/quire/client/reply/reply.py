@@ -1,7 +1,7 @@
 """Convert the events of one request, which have token ids, to pieces of text for its client.
 
-Stop strings end an answer here; its later events are ignored. The caller of `take` must cancel such answers in the
-engine (`stopped_answers`), so that the engine stops computing them.
+Stop strings and loops end an answer here; its later events are ignored. The caller of `take` must cancel such answers
+in the engine (`stopped_answers`), so that the engine stops computing them.
 
 Times are the times at which this process receives an event, by its own clock.
 """
@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.prefix.reuse_log import ReuseRecord
+from quire.client.reply.loops import LOOP, LoopDetector
 from quire.client.reply.outputs import Answer, Completion, Piece, Progress, Timings, reasoning_of, tool_calls_of
 from quire.client.request.params import SamplingParams
 from quire.core.events import (
@@ -50,8 +51,10 @@ TOOL_CALLS = "tool_calls"
 
 
 class _PartialAnswer:
-    def __init__(self, text: Detokenizer, reader: AnswerReader | None) -> None:
+    def __init__(self, text: Detokenizer, reader: AnswerReader | None, loops: LoopDetector | None) -> None:
         self.text = text
+        self.loops = loops
+        """None: loops do not end the answer."""
         self.reader = reader
         """Parses reasoning and tool calls; None: the answer is plain text."""
         self.last: Piece | None = None
@@ -135,8 +138,8 @@ class Reply:
         self.num_inexact_moves = 0
         """Number of moves to a member with different numerics."""
         self.stopped_answers: list[int] = []
-        """Indexes of answers that a stop string or a budget ended, and that are not cancelled in the engine yet; the
-        caller of `take` cancels them and clears the list."""
+        """Indexes of answers that a stop string, a loop or a budget ended, and that are not cancelled in the engine
+        yet; the caller of `take` cancels them and clears the list."""
         self.refusal: QuireError | None = None
         """The error of a request that was refused, or displaced before it ran."""
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -151,6 +154,8 @@ class Reply:
             text = answer.text.push(token_id)
             if answer.reader is not None:
                 answer.reader.push(text)
+            if answer.loops is not None:  # which of these tokens a grammar forced is unknown here
+                answer.loops.push(token_id, is_forced=self.request.grammar is not None)
         return answer
 
     @property
@@ -306,10 +311,10 @@ class Reply:
         return answer
 
     def _new_answer(self, index: int) -> _PartialAnswer:
-        answer_format = self._params.answer_format
+        answer_format, loops = self._params.answer_format, LoopDetector() if self._params.stop_loops else None
         if answer_format is None or answer_format.is_plain:
-            return _PartialAnswer(self._text(), None)
-        return _PartialAnswer(self._text(), AnswerReader(answer_format, partial(self._call_id, index)))
+            return _PartialAnswer(self._text(), None, loops)
+        return _PartialAnswer(self._text(), AnswerReader(answer_format, partial(self._call_id, index)), loops)
 
     def _call_id(self, index: int, call_index: int) -> str:
         """Return the id of a tool call. It depends only on the request and the indexes, so it is equal on a replay."""
@@ -341,6 +346,8 @@ class Reply:
             return self._show(answer, Piece(event.sequence_index, "", (event.token_id,), logprobs, part=answer.part))
         text, stop = answer.text.push(event.token_id), answer.text.stop
         reason = None if stop is None else FinishReason.STOP.value
+        if reason is None and answer.loops and answer.loops.push(event.token_id, is_forced=event.is_forced):
+            reason, text = LOOP, text + answer.text.finish()
         if reason is not None:
             self.stopped_answers.append(event.sequence_index)
         piece = Piece(event.sequence_index, text, (event.token_id,), logprobs, reason, stop)
@@ -427,8 +434,8 @@ R = TypeVar("R", bound=Recipient)
 
 
 def dispatch_events(events: Sequence[RequestEvent], recipients: dict[str, R], cancel_answer: CancelAnswer) -> None:
-    """Pass each recipient its events. Finished requests are removed from `recipients`. Answers that a stop string or a
-    budget ended are cancelled in the engine."""
+    """Pass each recipient its events. Finished requests are removed from `recipients`. Answers that a stop string, a
+    loop or a budget ended are cancelled in the engine."""
     events_of: dict[str, list[RequestEvent]] = {}
     for event in events:
         events_of.setdefault(event.request_id, []).append(event)

@@ -56,6 +56,11 @@ class SamplingParams:
     min_tokens: int = _field(0, "Stop tokens cannot be chosen before this many output tokens.", 0, 1 << 30)
     stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} stop strings, which end the answer and are not part of it.")
     stop_token_ids: Sequence[int] = _field((), "Tokens that end the answer, in addition to the model's end tokens.")
+    stop_loops: bool = _field(
+        False,
+        "End an answer that repeats itself: its last tokens, at least 256 and 8 times the period, have a period of 1 "
+        "to 128 tokens.",
+    )
     ignore_eos: bool = _field(False, "Continue after the model's end tokens.")
     seed: int | None = _field(
         None, "Equal seeds give equal tokens. None: a random seed, which is reported.", -(1 << 63), (1 << 64) - 1
@@ -76,7 +81,7 @@ class SamplingParams:
         self._convert_iterables()
         for field_info in fields(self):
             _check_range(field_info.name, getattr(self, field_info.name), field_info.metadata)
-        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+        for name in ("stop_loops", "ignore_eos", "include_stop", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 quoted_value = _short(getattr(self, name))
                 raise InvalidParameterError(f"expected {name} to be true or false, got {quoted_value}", name)

@@ -9,7 +9,7 @@ from quire.core.request import FinishReason, ResolvedSampling
 from quire.core.scheduling.acceptance_rates import UNKNOWN
 from quire.core.scheduling.scheduler_config import ActiveRequest
 from quire.core.scheduling.sequence import Sequence, table_of
-from quire.core.step import RowError, RowResult, Sampling, Scoring, TokenLogprobs, WorkItem
+from quire.core.step import RowError, RowResult, Sampling, Scoring, WorkItem
 from quire.errors import InvariantError
 
 
@@ -120,10 +120,12 @@ def progress_events(sequence: Sequence, num_before: int) -> list[PromptProgress]
     return [PromptProgress(request.request_id, num_computed, sequence.num_cached_tokens, epoch=request.epoch)]
 
 
-def token_event(sequence: Sequence, logprobs: TokenLogprobs | None) -> Token:
-    """Make the event of a sequence's newest token."""
+def token_event(sequence: Sequence, row: RowResult, index: int) -> Token:
+    """Make the event of a sequence's newest token, which is the token at `index` of its row."""
     request, num_output = sequence.request, len(sequence.tokens) - sequence.num_prompt_tokens
-    return Token(request.request_id, sequence.index, sequence.tokens[-1], num_output, logprobs, epoch=request.epoch)
+    logprobs, is_forced = row.logprobs[index] if row.logprobs else None, row.is_forced(index)
+    token_id, epoch = sequence.tokens[-1], request.epoch
+    return Token(request.request_id, sequence.index, token_id, num_output, logprobs, is_forced, epoch=epoch)
 
 
 def sequence_finished_event(

@@ -407,7 +407,7 @@ class Scheduler:
         new_tokens = row.token_ids + row.forced if row.forced else row.token_ids
         for index, token_id in enumerate(new_tokens if len(new_tokens) == num_accepted else new_tokens[:num_accepted]):
             sequence.tokens.append(token_id)
-            self._events.append(rows.token_event(sequence, row.logprobs[index] if row.logprobs else None))
+            self._events.append(rows.token_event(sequence, row, index))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_accepted == 0 and sequence.num_uncomputed == 0:

@@ -19,12 +19,14 @@ from quire.api.dialects.response_writer import (
     ProgressFields,
     ResponseWriter,
     answer_message,
+    finish_detail,
 )
 from quire.api.http.errors import ApiError
+from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
 from quire.client.reply.reply import Reply
 
-STOP_REASONS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}
+STOP_REASONS = {"length": "max_tokens", "deadline": "max_tokens", LOOP: "max_tokens", "tool_calls": "tool_use"}
 """Finish reasons of the engine, mapped to the API's; any other becomes end_turn."""
 NO_USAGE = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 """Usage while the prompt is not known yet; the message's last events have the true counts."""
@@ -41,7 +43,7 @@ class MessagesWriter(ResponseWriter):
         self._num_blocks = 0
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        message = self._message([], None, None) | {"usage": usage(replies[0]) if replies else NO_USAGE}
+        message = self._message([]) | {"usage": usage(replies[0]) if replies else NO_USAGE}
         return _event({"type": "message_start", "message": message})
 
     def keep_alive(self, progress: ProgressFields | None) -> bytes:
@@ -52,9 +54,7 @@ class MessagesWriter(ResponseWriter):
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
-        stop_reason, stop_sequence = _stop_fields(reply.pieces[-1])
-        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
-        event = {"type": "message_delta", "delta": delta, "usage": usage(reply)}
+        event = {"type": "message_delta", "delta": _stop_fields(reply.pieces[-1]), "usage": usage(reply)}
         return self._close_block() + _event(event) + _event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
@@ -63,21 +63,21 @@ class MessagesWriter(ResponseWriter):
     def whole(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
         (answer,) = reply.completion().answers
-        message = self._message(_blocks(answer), *_stop_fields(answer))
+        message = self._message(_blocks(answer)) | _stop_fields(answer)
         return ENCODER.encode(message | {"usage": usage(reply)})
 
     def history_messages(self, answer: Answer) -> list[dict[str, Any]]:
         return [answer_message(answer, valid_calls(answer))]
 
-    def _message(self, content: list[Any], stop_reason: str | None, stop_sequence: str | None) -> dict[str, Any]:
+    def _message(self, content: list[Any]) -> dict[str, Any]:
         return {
             "id": self.answer_id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": content,
-            "stop_reason": stop_reason,
-            "stop_sequence": stop_sequence,
+            "stop_reason": None,
+            "stop_sequence": None,
         }
 
     def _events_of(self, piece: Piece) -> bytes:
@@ -119,10 +119,11 @@ def _event(event: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(event) + b"\n\n"
 
 
-def _stop_fields(last: Piece | Answer) -> tuple[str, str | None]:
+def _stop_fields(last: Piece | Answer) -> dict[str, Any]:
     if isinstance(last.stop_reason, str):
-        return "stop_sequence", last.stop_reason
-    return STOP_REASONS.get(last.finish_reason or "", "end_turn"), None
+        return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_reason}
+    reason = STOP_REASONS.get(last.finish_reason or "", "end_turn")
+    return {"stop_reason": reason, "stop_sequence": None, **finish_detail(last.finish_reason)}
 
 
 def _empty_block(part: Part) -> dict[str, Any]:

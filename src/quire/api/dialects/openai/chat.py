@@ -17,7 +17,7 @@ from quire.api.dialects.openai.fields import (
 )
 from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, parse_fields
-from quire.api.dialects.openai.writer import FINISH, OpenAIWriter
+from quire.api.dialects.openai.writer import OpenAIWriter, finish_fields
 from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.dialects.response_writer import PieceBatch, call_message
 from quire.api.http.errors import invalid
@@ -126,8 +126,7 @@ class ChatWriter(OpenAIWriter):
                 "index": answer.index,
                 "message": self._message(answer),
                 "logprobs": self._logprobs(answer),
-                "finish_reason": FINISH.get(answer.finish_reason, answer.finish_reason),
-                "stop_reason": answer.stop_reason,
+                **finish_fields(answer),
                 **({"token_ids": list(answer.token_ids)} if self._with_token_ids else {}),
             }
             for answer in reply.completion().answers
@@ -164,10 +163,8 @@ class ChatWriter(OpenAIWriter):
             "index": piece.index,
             "delta": _delta(piece) if piece.delta or not piece.finish_reason else {},
             "logprobs": self._logprobs(piece),
-            "finish_reason": FINISH.get(piece.finish_reason, piece.finish_reason),
+            **finish_fields(piece),
         }
-        if piece.finish_reason:
-            choice["stop_reason"] = piece.stop_reason
         if self._with_token_ids:
             choice["token_ids"] = list(piece.token_ids)
         return choice

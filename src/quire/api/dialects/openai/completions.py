@@ -16,7 +16,7 @@ from quire.api.dialects.openai.fields import (
 )
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
-from quire.api.dialects.openai.writer import FINISH, OpenAIWriter
+from quire.api.dialects.openai.writer import OpenAIWriter, finish_fields
 from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.dialects.response_writer import PieceBatch
 from quire.api.http.errors import invalid
@@ -161,10 +161,8 @@ class CompletionWriter(OpenAIWriter):
         return self._object(index, prompt.text + answer.text, logprobs, answer) | prompt.extra
 
     def _object(self, index: int, text: str, logprobs: dict[str, Any] | None, output: Any) -> dict[str, Any]:
-        reason = output.finish_reason if output is not None else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": FINISH.get(reason, reason)}
-        if reason:
-            choice["stop_reason"] = output.stop_reason
+        end = {"finish_reason": None} if output is None else finish_fields(output)
+        choice = {"index": index, "text": text, "logprobs": logprobs, **end}
         if self.fields.return_token_ids and output is not None:
             choice["token_ids"] = list(output.token_ids)
         return choice

@@ -47,7 +47,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "suffix": "the models here only continue a text",
     "kv_transfer_params": "blocks are not moved between servers",
     "logprob_token_ids": "use logprobs",
-    "repetition_detection": "use repetition_penalty or stop",
+    "repetition_detection": "use stop_loops, repetition_penalty or stop",
     "return_prompt_text": "use /tokenize and /detokenize",
 }
 """Fields that quire does not support, with the reason or what to do instead."""

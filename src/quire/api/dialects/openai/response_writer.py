@@ -14,12 +14,13 @@ import msgspec
 
 from quire.api.dialects.openai.error_body import error_body
 from quire.api.dialects.openai.schemas import ResponseFields
-from quire.api.dialects.response_writer import ENCODER, PieceBatch, ProgressFields, ResponseWriter
+from quire.api.dialects.response_writer import ENCODER, PieceBatch, ProgressFields, ResponseWriter, finish_detail
 from quire.api.http.errors import ApiError
+from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, merge_pieces
 from quire.client.reply.reply import Reply
 
-INCOMPLETE_REASONS = ("length", "deadline")
+INCOMPLETE_REASONS = ("length", "deadline", LOOP)
 
 
 class ItemsWriter(ResponseWriter):
@@ -78,9 +79,11 @@ class ItemsWriter(ResponseWriter):
         return self._finished(reply, items.done)
 
     def _finished(self, reply: Reply, output: list[dict[str, Any]]) -> dict[str, Any]:
-        is_cut = bool(reply.pieces) and reply.pieces[-1].finish_reason in INCOMPLETE_REASONS
+        reason = reply.pieces[-1].finish_reason if reply.pieces else None
+        is_cut = reason in INCOMPLETE_REASONS
         response = self._response("incomplete" if is_cut else "completed", output, _usage(reply))
-        return {**response, "incomplete_details": {"reason": "max_output_tokens"}} if is_cut else response
+        details = {"reason": "max_output_tokens", **finish_detail(reason)}
+        return {**response, "incomplete_details": details} if is_cut else response
 
     def _response(self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         return {**self._head, "status": status, "output": output, "usage": usage}

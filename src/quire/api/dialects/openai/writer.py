@@ -15,13 +15,24 @@ from uuid import uuid4
 
 from quire.api.dialects.openai.error_body import DONE, error_event
 from quire.api.dialects.openai.schemas import SamplingFields
-from quire.api.dialects.response_writer import ENCODER, ProgressFields, ResponseWriter
+from quire.api.dialects.response_writer import ENCODER, ProgressFields, ResponseWriter, finish_detail
 from quire.api.http.errors import ApiError
 from quire.api.prefix.explanation_json import part_body
+from quire.client.reply.loops import LOOP
+from quire.client.reply.outputs import Answer, Piece
 from quire.client.reply.reply import Reply
 
-FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop"}
+FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop", LOOP: "length"}
 """Finish reasons of the engine, mapped to the API's; any other has the same name in both."""
+
+
+def finish_fields(output: Piece | Answer) -> dict[str, Any]:
+    """Return the fields of a choice about the end of its answer."""
+    reason = output.finish_reason
+    fields: dict[str, Any] = {"finish_reason": FINISH.get(reason, reason)}
+    if reason:
+        fields["stop_reason"] = output.stop_reason
+    return {**fields, **finish_detail(reason)}
 
 
 class OpenAIWriter(ResponseWriter):
