@@ -185,8 +185,6 @@ def test_an_answer_may_have_to_be_json(here: LiveServer) -> None:
         {"messages": []},
         {"messages": [{"role": "robot", "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "song"}]}]},
-        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "x", "input": "text"}]}]},
-        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 5}]}]},
         {"system": [{"type": "image"}]},
         {"tools": [{"name": "no way", "input_schema": {}}]},
         {"tools": TOOLS, "tool_choice": {"type": "maybe"}},

@@ -130,7 +130,6 @@ def test_an_answer_may_have_to_be_json(here: LiveServer) -> None:
         ({"input": [{"role": "robot", "content": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "song"}]}]}, "input"),
         ({"input": [{"role": "user", "content": 5}]}, "input"),
-        ({"input": [{"type": "function_call", "name": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"input": None}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

@@ -1,6 +1,6 @@
 """Convert messages and tools to a prompt, the grammar of the answer, and the format for parsing the answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -9,13 +9,13 @@ from msgspec import structs
 
 from quire.client.request.params import SamplingParams
 from quire.client.request.text_model import Messages, TemplateArguments, TextModel
-from quire.errors import InvalidParameterError, WorkBudgetError
+from quire.errors import InvalidParameterError, InvariantError, TemplateError, WorkBudgetError
 from quire.text.chat.answer_formats import ModelFormats
 from quire.text.chat.canonical import canonical
 from quire.text.chat.prompt_parts import (
     NumberedMessages as NumberedMessages,  # noqa: PLC0414 - re-exported for the API
 )
-from quire.text.chat.prompt_parts import PromptParts, message_parts, num_system
+from quire.text.chat.prompt_parts import PromptPart, PromptParts, message_parts, num_system
 from quire.text.chat.stable_prefix import RemovedLine as RemovedLine  # noqa: PLC0414 - re-exported for the API
 from quire.text.chat.stable_prefix import StablePrefix as StablePrefix  # noqa: PLC0414
 from quire.text.chat.stable_prefix import without_lines as without_lines  # noqa: PLC0414
@@ -26,6 +26,7 @@ from quire.text.chat.tools import ToolUse as ToolUse  # noqa: PLC0414
 from quire.text.chat.tools import checked_tool as checked_tool  # noqa: PLC0414
 from quire.text.chat.tools import tool_mode as tool_mode  # noqa: PLC0414
 from quire.text.chat.tools import tools_of as tools_of  # noqa: PLC0414
+from quire.text.chat.written_calls import NumberedMessage, forms, has_calls
 from quire.text.grammars.answer_grammar import (
     AnswerRules,
     CallableTool,
@@ -37,6 +38,7 @@ from quire.text.grammars.answer_grammar import (
 from quire.text.grammars.grammar import Grammar, bounded_schema
 from quire.text.parsers.reader import AnswerFormat
 from quire.text.parsers.tool_format import HERMES, ToolFormat
+from quire.text.sandboxed.messages import Rendered
 
 BUDGET_PARAMETER = "thinking_token_budget"
 MAX_BUDGET = 1 << 20
@@ -65,7 +67,7 @@ def chat_prompt(
     """Render and tokenize a conversation with its tools, without a grammar."""
     formats, tools = model.formats(), use.callable
     tool_format = _require_tool_format(model, formats) if tools else None
-    parts = message_parts(messages)
+    parts, may_be_broken = message_parts(messages), has_calls(messages)
     if tools and formats.tools is not None:
         arguments = structs.replace(arguments or TemplateArguments(), tools=[tool.declaration for tool in use.tools])
     elif tools:
@@ -73,8 +75,8 @@ def chat_prompt(
         num_leading = num_system(messages)
         messages = with_written_tools(messages, use.tools)
         parts = [*[None] * num_system(messages), *parts[num_leading:]]
-    canonical_messages = canonical(messages, formats.support)
-    rendered = model.rendered(canonical_messages, arguments)
+    candidates = forms(messages) if may_be_broken else iter([[*enumerate(messages)]])
+    rendered, numbered_messages = _rendered(model, candidates, parts, arguments)
     answer_format = AnswerFormat(
         reasoning=formats.reasoning,
         is_thinking=formats.reasoning is not None and formats.reasoning.is_open(rendered.text),
@@ -82,9 +84,30 @@ def chat_prompt(
         text_keys={tool.name: text_keys(tool.schema) for tool in tools},
         shown_token_ids=_delimiter_ids(formats, tool_format),
     )
-    numbered_messages = NumberedMessages(canonical_messages, parts[len(parts) - len(canonical_messages) :])
     ids, spans = model.encoded_parts(rendered, numbered_messages, [tool.name for tool in use.tools])
     return ChatPrompt(ids, answer_format, spans)
+
+
+def _rendered(
+    model: TextModel,
+    candidates: Iterator[list[NumberedMessage]],
+    parts: Sequence[PromptPart | None],
+    arguments: TemplateArguments | None,
+) -> tuple[Rendered, NumberedMessages]:
+    """Render a conversation in the first form that the template accepts; return it with the messages of that form."""
+    rejection: TemplateError | None = None
+    for form in candidates:
+        canonical_messages = canonical([message for _, message in form], model.formats().support)
+        try:
+            rendered = model.rendered(canonical_messages, arguments)
+        except TemplateError as error:
+            if error.code != TemplateError.code:
+                raise
+            rejection = rejection or error
+            continue
+        form_parts = [parts[index] for index, _ in form]
+        return rendered, NumberedMessages(canonical_messages, form_parts[len(form) - len(canonical_messages) :])
+    raise rejection or InvariantError("a conversation has no form")
 
 
 def converse(

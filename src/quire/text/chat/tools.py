@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from quire.errors import InvalidParameterError
-from quire.text.chat.rendering.messages import calls_of, read_arguments, texts_of
+from quire.text.chat.written_calls import as_text, content_of
 from quire.text.grammars.grammar import rewritten_schema
 from quire.text.parsers.tool_format import HERMES, NAME_PATTERN
 
@@ -147,10 +147,10 @@ def _without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
 def with_written_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return the conversation for a template without support for tools. The tools are described at the start of the
     system text; calls and results become text."""
-    as_texts = [_as_text(message, index) for index, message in enumerate(messages)]
+    as_texts = [as_text(message, index) for index, message in enumerate(messages)]
     system = _tools_text(tools)
     if as_texts and as_texts[0].get("role") == "system":
-        return [{**as_texts[0], "content": f"{system}\n\n{_content(as_texts[0], 0)}"}, *as_texts[1:]]
+        return [{**as_texts[0], "content": f"{system}\n\n{content_of(as_texts[0], 0)}"}, *as_texts[1:]]
     return [{"role": "system", "content": system}, *as_texts]
 
 
@@ -162,25 +162,3 @@ def _tools_text(tools: Sequence[Tool]) -> str:
         f"<tools>\n{lines}\n</tools>\n"
         f"To call a tool, end your answer with its name and its arguments, a JSON object, in this form:\n{form}"
     )
-
-
-def _as_text(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    if message.get("role") == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{_content(message, index)}\n</tool_response>"}
-    calls = calls_of(message, index)
-    if not calls:
-        return dict(message)
-    texts = [_content(message, index), *map(_call_text, calls)]
-    return {"role": message.get("role"), "content": "\n".join(text for text in texts if text)}
-
-
-def _call_text(call: Any) -> str:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    function = function if isinstance(function, Mapping) else {}
-    arguments = read_arguments(function.get("arguments"))
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f"{HERMES.begin}{function.get('name', '')}{HERMES.name_end}{text}{HERMES.call_end}"
-
-
-def _content(message: Mapping[str, Any], index: int) -> str:
-    return "".join(texts_of(message, index))

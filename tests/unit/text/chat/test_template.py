@@ -104,7 +104,14 @@ def test_a_chat_without_messages_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
-    [('{"a": 1}', '{"a": 1}'), ({"a": 1}, '{"a": 1}'), ("not json", '"not json"'), ("[1]", '"[1]"'), (None, "null")],
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ({"a": 1}, '{"a": 1}'),
+        ("not json", '"not json"'),
+        ("[1]", '"[1]"'),
+        (None, "{}"),
+        ("", "{}"),
+    ],
 )
 def test_arguments_of_tool_calls_are_read_so_that_a_template_writes_them_once(arguments: object, shown: str) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}

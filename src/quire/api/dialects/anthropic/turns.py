@@ -12,10 +12,9 @@ a header line that one client writes into its system text and that differs in ev
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from quire.api.dialects.anthropic.schemas import CountFields, MessageFields
 from quire.api.dialects.images import ImagePolicy
+from quire.api.dialects.resent_calls import resent_call, resent_result
 from quire.api.http.errors import invalid
 from quire.client.request.conversation import NumberedMessages, Tool, ToolMode, ToolUse, checked_tool
 from quire.client.request.params import Grammar
@@ -60,7 +59,7 @@ def _turns(message: MessageFields, images: ImagePolicy) -> Iterator[dict[str, An
     results = [block for block in blocks if block.get("type") == "tool_result"]
     texts = [_text(block, images) for block in blocks if block.get("type") != "tool_result"]
     for block in results:
-        yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": _result(block, images)}
+        yield _result(block, images)
     if texts or not results:
         yield {"role": message.role, "content": "\n".join(texts)}
 
@@ -75,10 +74,8 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 reasoning.append(block["thinking"])
             case "redacted_thinking":
                 pass
-            case "tool_use" if isinstance(block.get("name"), str) and isinstance(block.get("input"), Mapping):
-                arguments = msgspec.json.encode(block["input"]).decode()
-                function = {"name": block["name"], "arguments": arguments}
-                calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
+            case "tool_use":
+                calls.append(resent_call(block.get("id"), block.get("name"), block.get("input")))
             case kind:
                 raise _unknown_block("an assistant message", kind)
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -97,13 +94,11 @@ def _text(block: Mapping[str, Any], images: ImagePolicy) -> str:
             raise _unknown_block("a message", kind)
 
 
-def _result(block: Mapping[str, Any], images: ImagePolicy) -> str:
-    content = block.get("content")
-    if isinstance(content, list) and all(isinstance(block, Mapping) for block in content):
-        return "\n".join(_text(block, images) for block in content)
-    if content is not None and not isinstance(content, str):
-        raise invalid("expected a string or blocks as content of a tool_result", "messages", "invalid_parameter")
-    return content or ""
+def _result(block: Mapping[str, Any], images: ImagePolicy) -> dict[str, Any]:
+    def text_of(parts: Sequence[Mapping[str, Any]]) -> str:
+        return "\n".join(_text(part, images) for part in parts)
+
+    return resent_result(block.get("tool_use_id"), block.get("content"), text_of)
 
 
 def _unknown_block(where: str, kind: object) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.openai.schemas import ResponseFields
+from quire.api.dialects.resent_calls import resent_call, resent_result
 from quire.api.http.errors import ApiError, invalid
 from quire.client.request.conversation import NumberedMessages, ToolUse, checked_tool, tool_mode
 from quire.client.request.params import Grammar
@@ -54,11 +55,7 @@ def _assistant_part(item: Mapping[str, Any], images: ImagePolicy) -> dict[str, A
             reasoning = item.get("content") or item.get("summary") or ()
             return {"reasoning_content": _text(reasoning, images)}
         case "function_call":
-            name, arguments = item.get("name"), item.get("arguments")
-            if not isinstance(name, str) or not isinstance(arguments, str):
-                raise _invalid_input("expected name and arguments of a function_call as strings")
-            call = {"id": str(item.get("call_id", "")), "type": "function"}
-            return {"tool_calls": [{**call, "function": {"name": name, "arguments": arguments}}]}
+            return {"tool_calls": [resent_call(item.get("call_id"), item.get("name"), item.get("arguments"))]}
     return None
 
 
@@ -77,8 +74,7 @@ def _merge_parts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _other_message(item: Mapping[str, Any], images: ImagePolicy) -> dict[str, Any]:
     kind = item.get("type", "message")
     if kind == "function_call_output":
-        content = _text(item.get("output"), images)
-        return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": content}
+        return resent_result(item.get("call_id"), item.get("output"), lambda output: _text(output, images))
     if kind != "message":
         types = "message, reasoning, function_call or function_call_output"
         raise _invalid_input(f"expected input items of type {types}, got {str(kind)[:40]!r}")

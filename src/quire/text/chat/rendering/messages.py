@@ -100,7 +100,10 @@ def _with_parsed_arguments(call: Any) -> Any:
 
 
 def read_arguments(arguments: object) -> object:
-    """Return the parsed arguments of a call; unchanged if they are not valid JSON or have too many lists."""
+    """Return the parsed arguments of a call; unchanged if they are not valid JSON or have too many lists. Arguments
+    that are missing or blank are an empty object: some clients drop it."""
+    if arguments is None or arguments == "":
+        return {}
     if not isinstance(arguments, str) or has_too_many_lists(arguments):
         return arguments
     try:
