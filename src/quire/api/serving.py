@@ -87,6 +87,7 @@ def prepare(plan: Plan, open_client: OpenClient) -> ServerParts:
         are_images_dropped=server_settings.drop_images,
         has_page=not server_settings.no_page,
         are_loops_stopped=server_settings.stop_loops,
+        thought_limits=server_settings.thought_limits,
         stable_prefix=StablePrefix(lines) if lines else None,
         store=store,
     )

@@ -44,6 +44,8 @@ class ServerSettings:
     """Replace images by a placeholder text; otherwise requests with images are rejected."""
     stop_loops: bool = False
     """End answers that repeat themselves, unless the request sets `stop_loops`."""
+    effort_budgets: str | None = None
+    """Limits of reasoning tokens by effort: pairs EFFORT=TOKENS, comma-separated."""
     no_page: bool = False
     """Serve no chat page at /."""
     models_folder: Path | None = None
@@ -84,6 +86,12 @@ class ServerSettings:
         """Model names by alias; an alias may contain * for any characters."""
         pairs = [pair.partition("=") for pair in (self.alias or "").split(",") if pair]
         return {name: model for name, _, model in pairs}
+
+    @property
+    def thought_limits(self) -> dict[str, int]:
+        """Limits of reasoning tokens, by effort."""
+        pairs = [pair.partition("=") for pair in (self.effort_budgets or "").split(",") if pair]
+        return {effort: int(limit) for effort, _, limit in pairs}
 
     @property
     def unstable_lines(self) -> tuple[str, ...]:

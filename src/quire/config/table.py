@@ -27,6 +27,7 @@ PREFIX = "QUIRE_"
 HOST_NAME = r"\*|[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}"
 ORIGIN = r"\*|[a-z][a-z0-9+.-]{0,30}://[a-z0-9._~%:\[\]-]{1,260}"
 ALIAS = r"[^\s=,]{1,128}=[^\s=,]{1,256}"
+EFFORT = r"[a-z]{1,16}=[1-9][0-9]{0,5}"
 ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
@@ -349,6 +350,15 @@ SETTINGS: tuple[Setting, ...] = (
         "End an answer that repeats itself: its last tokens, at least 256 and 8 times the period, have a period of 1 "
         "to 128 tokens; tokens that a grammar forces do not count. A request can set stop_loops itself.",
         "true",
+    ),
+    Setting(
+        Group.SERVER, "effort_budgets",
+        several("EFFORT=TOKENS", "pairs such as low=1024,high=8192, comma-separated, at most 999999 tokens", EFFORT),
+        _SERVER.effort_budgets,
+        "Maximum reasoning tokens by effort: reasoning_effort of chats, reasoning.effort of responses, "
+        "output_config.effort of messages. A budget in the request takes precedence. An effort that is not listed has "
+        "no limit.",
+        "low=1024,medium=4096,high=16384", "no effort has a limit",
     ),
     Setting(
         Group.SERVER, "no_page", SWITCH, _SERVER.no_page,

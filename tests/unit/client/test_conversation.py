@@ -6,7 +6,7 @@ import pytest
 from msgspec import json
 
 from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
-from quire.client.request.conversation import Tool, ToolUse, chat_prompt, converse
+from quire.client.request.conversation import ThoughtBudget, Tool, ToolUse, chat_prompt, converse
 from quire.client.request.text_model import TextModel
 from quire.errors import InvalidParameterError
 from quire.text.chat.rendering.template import ChatTemplate
@@ -92,27 +92,27 @@ def thinker(model: TextModel, template: str) -> TextModel:
 def test_a_thoughts_budget_is_part_of_the_grammar_of_a_model_that_thinks(model: TextModel) -> None:
     thinking = thinker(model, THINKING)
     assert converse(thinking, HELLO).grammar is None
-    grammar = converse(thinking, HELLO, max_thought_tokens=77).grammar
+    grammar = converse(thinking, HELLO, thought_budget=ThoughtBudget(77)).grammar
     assert grammar is not None
     assert "max_tokens=77" in grammar.text
-    assert converse(model, HELLO, max_thought_tokens=77).grammar is None, "there is no thought to bound"
+    assert converse(model, HELLO, thought_budget=ThoughtBudget(77)).grammar is None, "there is no thought to bound"
 
 
 @pytest.mark.parametrize("budget", [0, -1, 1 << 21])
 def test_a_budget_that_is_none_is_refused(model: TextModel, budget: int) -> None:
     with raises_code(InvalidParameterError, "budget_out_of_range"):
-        converse(thinker(model, THINKING), HELLO, max_thought_tokens=budget)
+        converse(thinker(model, THINKING), HELLO, thought_budget=ThoughtBudget(budget))
 
 
 def test_a_budget_needs_a_token_that_ends_thoughts(model: TextModel) -> None:
     spelt = THINKING.replace("<s>", "<think>").replace("</s>", "</think>")
     with raises_code(InvalidParameterError, "budget_not_supported"):
-        converse(thinker(model, spelt), HELLO, max_thought_tokens=5)
+        converse(thinker(model, spelt), HELLO, thought_budget=ThoughtBudget(5))
 
 
 def test_a_budget_and_a_pattern_are_not_both_held(model: TextModel) -> None:
     with raises_code(InvalidParameterError, "budget_beside_grammar"):
-        converse(thinker(model, THINKING), HELLO, grammar=Grammar.regex("a+"), max_thought_tokens=5)
+        converse(thinker(model, THINKING), HELLO, grammar=Grammar.regex("a+"), thought_budget=ThoughtBudget(5))
 
 
 def test_descriptions_are_shown_and_are_no_part_of_a_grammar(model: TextModel) -> None:

@@ -79,6 +79,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     ),
     "drop_images": (("true", True), ("false", False), ("TRUE", True)),
     "stop_loops": (("true", True), ("false", False)),
+    "effort_budgets": (("low=10,high=20", "low=10,high=20"), ("none=1", "none=1"), ("Max=9", "max=9")),
     "no_page": (("true", True), ("false", False)),
     "models_folder": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "idle_s": ((0, 0.0), ("600", 600.0), (1.5, 1.5)),

@@ -11,7 +11,7 @@ admitted, here and by the engine.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil
@@ -61,6 +61,8 @@ class AdmissionSettings:
     """Whether the server has web pages: a chat at `/`, and `/dashboard`."""
     are_loops_stopped: bool = False
     """Whether answers that repeat themselves are ended if a request does not set `stop_loops`."""
+    thought_limits: Mapping[str, int] = field(default_factory=dict)
+    """Maximum reasoning tokens by effort, for requests without a budget."""
     stable_prefix: StablePrefix | None = None
     """Removes configured lines from system texts; None: no lines are configured."""
     store: ConversationStore | None = None

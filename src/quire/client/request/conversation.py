@@ -46,6 +46,23 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtBudget:
+    """A limit of reasoning tokens."""
+
+    max_tokens: int
+    is_required: bool = True
+    """Whether a request is rejected if its model or its grammar does not support budgets."""
+
+    @classmethod
+    def of(cls, requested: int | None, effort: object, limits: Mapping[str, int]) -> "ThoughtBudget | None":
+        """Return the budget that a client requested, else the operator's limit for its effort, if any."""
+        if requested is not None:
+            return cls(requested)
+        limit = limits.get(effort) if isinstance(effort, str) else None
+        return None if limit is None else cls(limit, is_required=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation as token ids, with the format of its answer and a grammar that constrains it."""
 
@@ -115,7 +132,7 @@ def converse(
     messages: Messages,
     use: ToolUse = NO_TOOLS,
     grammar: Grammar | None = None,
-    max_thought_tokens: int | None = None,
+    thought_budget: ThoughtBudget | None = None,
     arguments: TemplateArguments | None = None,
 ) -> ChatPrompt:
     """Build a conversation's prompt, and the grammar for its tools, a requested grammar, or both combined."""
@@ -127,32 +144,45 @@ def converse(
         )
     prompt, formats = chat_prompt(model, messages, use, arguments), model.formats()
     reasoning, is_thinking = formats.reasoning, prompt.answer_format.is_thinking
-    budget = _budget(max_thought_tokens, formats)
+    budget = None if thought_budget is None else _budget(thought_budget, formats, grammar)
     rules = AnswerRules(schema=schema, reasoning=reasoning, is_thinking=is_thinking, max_thought_tokens=budget)
     if prompt.answer_format.tools is not None:
         return replace(prompt, grammar=_ToolGrammar(model, formats, prompt.answer_format.tools, use, rules).grammar())
     if reasoning is None or (grammar is None and budget is None):
         return replace(prompt, grammar=grammar)
     if grammar is not None and schema is None:
-        if budget is None:
-            return replace(prompt, grammar=grammar)
-        message = f"expected a thinking budget or {grammar.parameter}, got both; leave one out"
-        raise InvalidParameterError(message, BUDGET_PARAMETER, code="budget_beside_grammar")
+        return replace(prompt, grammar=grammar)
     return replace(prompt, grammar=_grammar(rules, formats, BUDGET_PARAMETER if grammar is None else "response_format"))
 
 
-def _budget(requested: int | None, formats: ModelFormats) -> int | None:
-    """Return the validated limit of reasoning tokens; None for a model without reasoning."""
-    if requested is None or formats.reasoning is None:
+def _budget(budget: ThoughtBudget, formats: ModelFormats, grammar: Grammar | None) -> int | None:
+    """Return the limit of reasoning tokens; None for a model without reasoning, and where an optional budget is not
+    supported."""
+    if formats.reasoning is None:
         return None
-    if not 1 <= requested <= MAX_BUDGET:
-        message = f"expected a thinking budget of 1 to {MAX_BUDGET} tokens, got {requested}"
-        raise InvalidParameterError(message, BUDGET_PARAMETER, code="budget_out_of_range")
-    if not any(formats.reasoning.end.startswith(mark) for mark in formats.marks):
+    problem = _budget_problem(budget.max_tokens, formats.reasoning.end, formats.marks, grammar)
+    if problem is None:
+        return budget.max_tokens
+    if budget.is_required:
+        raise problem
+    return None
+
+
+def _budget_problem(
+    max_tokens: int, reasoning_end: str, marks: Mapping[str, int], grammar: Grammar | None
+) -> InvalidParameterError | None:
+    """Return the reason why a budget is not possible, if any."""
+    if not 1 <= max_tokens <= MAX_BUDGET:
+        message = f"expected a thinking budget of 1 to {MAX_BUDGET} tokens, got {max_tokens}"
+        return InvalidParameterError(message, BUDGET_PARAMETER, code="budget_out_of_range")
+    if not any(reasoning_end.startswith(mark) for mark in marks):
         expected = "expected a model that ends reasoning with a special token for a thinking budget"
-        message = f"{expected}, got one that ends it with the text {formats.reasoning.end!r}; leave the budget out"
-        raise InvalidParameterError(message, BUDGET_PARAMETER, code="budget_not_supported")
-    return requested
+        message = f"{expected}, got one that ends it with the text {reasoning_end!r}; leave the budget out"
+        return InvalidParameterError(message, BUDGET_PARAMETER, code="budget_not_supported")
+    if grammar is not None and grammar.schema is None:
+        message = f"expected a thinking budget or {grammar.parameter}, got both; leave one out"
+        return InvalidParameterError(message, BUDGET_PARAMETER, code="budget_beside_grammar")
+    return None
 
 
 class ConversationArguments(TemplateArguments, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ class AnthropicMessages(Dialect):
         fields, messages = _conversation(fields, thread, new)
         tools, (messages, removed) = message_tools(fields), without_lines(messages, settings.stable_prefix)
         with _converting_length_errors(text):
-            budget, grammar = reasoning_budget(fields), output_grammar(fields)
+            budget, grammar = reasoning_budget(fields, settings.thought_limits), output_grammar(fields)
             conversation = converse(text, messages, tools, grammar, budget, _arguments(fields))
         room = text.max_sequence_tokens - len(conversation.ids)
         if room < 1:

@@ -25,7 +25,7 @@ class CountFields(Schema):
     tools: Objects | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = Field(None, description="format: json_schema, with a schema.")
+    output_config: dict[str, Any] | None = Field(None, description="format: json_schema, with a schema; effort.")
     thread: dict[str, Any] | None = None
 
 
@@ -53,7 +53,7 @@ NESTED = {
     "tools": TOOL,
     "tool_choice": names("type name disable_parallel_tool_use"),
     "thinking": names("type budget_tokens"),
-    "output_config": names("", format=names("type schema")),
+    "output_config": names("effort", format=names("type schema")),
     "thread": names("type previous_message_id"),
 }
 COUNT_NAMES = FieldNames(frozenset((*CountFields.model_fields, "cache_control")), NESTED)

@@ -16,7 +16,7 @@ from quire.api.dialects.anthropic.schemas import CountFields, MessageFields
 from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.resent_calls import resent_call, resent_result
 from quire.api.http.errors import invalid
-from quire.client.request.conversation import NumberedMessages, Tool, ToolMode, ToolUse, checked_tool
+from quire.client.request.conversation import NumberedMessages, ThoughtBudget, Tool, ToolMode, ToolUse, checked_tool
 from quire.client.request.params import Grammar
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
@@ -149,9 +149,10 @@ def wants_reasoning(fields: CountFields) -> bool | None:
     return None if kind is None or kind == "adaptive" else kind == "enabled"
 
 
-def reasoning_budget(fields: CountFields) -> int | None:
-    """Return the maximum number of reasoning tokens; None: no limit."""
+def reasoning_budget(fields: CountFields, limits: Mapping[str, int]) -> ThoughtBudget | None:
+    """Return the maximum number of reasoning tokens; None: no limit. `limits`: the operator's limits by effort."""
     budget = (fields.thinking or {}).get("budget_tokens") if wants_reasoning(fields) else None
     if budget is not None and type(budget) is not int:
         raise invalid("expected an integer as thinking.budget_tokens", "thinking", "invalid_parameter")
-    return budget
+    effort = None if wants_reasoning(fields) is False else (fields.output_config or {}).get("effort")
+    return ThoughtBudget.of(budget, effort, limits)

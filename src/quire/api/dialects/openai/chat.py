@@ -24,7 +24,7 @@ from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_ANSWERS
 from quire.client.reply.outputs import Answer, Piece, ReasoningPart, ToolCallPart
 from quire.client.reply.reply import Reply
-from quire.client.request.conversation import ToolUse, converse, tool_mode, tools_of, without_lines
+from quire.client.request.conversation import ThoughtBudget, ToolUse, converse, tool_mode, tools_of, without_lines
 from quire.client.request.text_model import TemplateArguments, TextModel
 
 
@@ -50,7 +50,8 @@ class Chat(Dialect):
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
         if fields.tools or fields.tool_choice or params.grammar is not None or not text.is_simple(messages):
-            budget = fields.thinking_token_budget
+            limits = self._admission.settings.thought_limits
+            budget = ThoughtBudget.of(fields.thinking_token_budget, fields.reasoning_effort, limits)
             conversation = converse(text, messages, _tools_of(fields), params.grammar, budget, arguments)
             ids, parts, params = conversation.ids, conversation.parts, conversation.apply_to(params)
         else:

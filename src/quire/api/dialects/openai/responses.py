@@ -12,7 +12,7 @@ from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
 from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.http.errors import ApiError, shortened, unsupported
-from quire.client.request.conversation import converse, without_lines
+from quire.client.request.conversation import ThoughtBudget, converse, without_lines
 from quire.client.request.params import SamplingParams
 from quire.client.request.text_model import TemplateArguments, TextModel
 from quire.errors import RequestTooLargeError
@@ -46,7 +46,8 @@ class Responses(Dialect):
         new = messages_of_items(fields, ImagePolicy(settings.are_images_dropped))
         messages, removed = without_lines(new.preceded_by([*_instructions(fields), *history]), settings.stable_prefix)
         tools, grammar = response_tools(fields), response_grammar(fields)
-        conversation = converse(text, messages, tools, grammar, arguments=arguments)
+        budget = ThoughtBudget.of(None, effort, settings.thought_limits)
+        conversation = converse(text, messages, tools, grammar, budget, arguments)
         room = text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
             raise RequestTooLargeError(f"got {len(conversation.ids)} tokens in the input; shorten it")
