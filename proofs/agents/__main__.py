@@ -10,6 +10,8 @@
     fives      generated bodies at every route: an answer or an error in the API's format, never a 5xx but 503
     store      conversations continued by an id: the answers of the full history, and hidden from other tenants
     budgets    reasoning with a token budget: no token beyond the budget
+    loops      answers that repeat themselves are cut, and no others
+    histories  broken tool calls over published templates: all rendered
     injected   names of control tokens in every field of a request: none becomes a control token
     sdk        official SDKs, Python and JavaScript: streams equal whole answers, errors have the SDK's types
     waits      streams that wait for a load, a queue, a long prompt: first byte and silences; a prompt sent twice
@@ -26,6 +28,7 @@ from proofs.agents import (
     budgets,
     calls,
     clients,
+    endings,
     fives,
     launch,
     overhead,
@@ -51,6 +54,7 @@ PARTS = (
     fives,
     store,
     budgets,
+    endings,
     injected,
     sdk,
     waits,
