@@ -76,6 +76,7 @@ class _AdminEndpoints:
                 "is_ready": model.is_ready,
                 "state": model.state,
                 "max_model_len": model.card()["max_model_len"],
+                "load_progress": _as_dict(model.load_progress),
                 "engine": _as_dict(model.stats()),
                 "fleet": _as_dict(model.fleet_stats()),
             }
@@ -86,6 +87,7 @@ class _AdminEndpoints:
             "num_open_requests": len(self._admission.open_requests),
             "num_prompt_tokens": self._admission.metrics.num_prompt_tokens,
             "num_cached_tokens": self._admission.metrics.num_cached_tokens,
+            "served": asdict(self._admission.metrics.served),
             **asdict(self._address),
             "misses": [asdict(miss) for miss in self._admission.reuse_log.misses(monotonic())],
             "work": asdict(self._admission.work_spent()),

@@ -13,6 +13,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from quire.observe.served_totals import ServedTotals
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -106,6 +108,7 @@ class Metrics:
         self._make_histograms()
         self.num_prompt_tokens = self.num_cached_tokens = 0
         """Totals over all finished requests."""
+        self.served = ServedTotals()
 
     def set_sources(
         self, snapshots: Callable[[], Iterable[ModelSnapshot]], work_cut: Callable[[], Mapping[str, int]] = dict
@@ -127,6 +130,7 @@ class Metrics:
         num_computed = metrics.num_prompt_tokens - metrics.num_cached_tokens
         self.num_prompt_tokens += metrics.num_prompt_tokens
         self.num_cached_tokens += metrics.num_cached_tokens
+        self._add_served(metrics)
         self._success.labels(*labels, metrics.reason).inc()
         self._prompt.labels(*labels).inc(metrics.num_prompt_tokens)
         self._by_source.labels(*labels, "local_compute").inc(num_computed)
@@ -143,6 +147,14 @@ class Metrics:
         if metrics.max_tokens is not None:
             self._max_tokens.labels(*labels).observe(metrics.max_tokens)
         self._observe_times(metrics, labels)
+
+    def _add_served(self, metrics: RequestMetrics) -> None:
+        first_s = metrics.total_s if metrics.first_token_s is None else metrics.first_token_s
+        self.served.num_requests += 1
+        self.served.num_aborted += metrics.reason == "abort"
+        self.served.num_output_tokens += metrics.num_output_tokens
+        self.served.prompt_s += max(0.0, first_s - metrics.queue_s)
+        self.served.output_s += max(0.0, metrics.total_s - first_s)
 
     def observe_reuse(self, model: str, reason: str, num_lost_tokens: int) -> None:
         """Record the reason for a prompt's first cache miss, and the tokens that were computed because of it."""

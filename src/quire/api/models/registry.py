@@ -18,6 +18,15 @@ from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 
 
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """Progress of one part of a model's loading: a download, a conversion, or reading its weights."""
+
+    label: str
+    done_bytes: int
+    total_bytes: int
+
+
 @dataclass(slots=True)
 class ModelEntry:
     """One served model: its public name, its state, and its client while it is loaded."""
@@ -31,8 +40,8 @@ class ModelEntry:
     """Where the model is between unloaded and ready; set by the `ModelManager`."""
     is_required: bool = True
     """Whether the server is ready only if this model is."""
-    loaded_share: float | None = None
-    """During loading: the fraction of the model that is loaded."""
+    load_progress: LoadProgress | None = None
+    """Progress of the current part of loading; None: the model is not being loaded."""
     meters: TokenMeters = UNMETERED
     """Called with the model's output tokens as they arrive."""
 
@@ -54,9 +63,15 @@ class ModelEntry:
             return "failed" if self.is_dead else "restarting"
         return "busy" if self.engine_client.is_busy else "ready"
 
-    def report_progress(self, _label: str, done_bytes: int, total_bytes: int) -> None:
-        """Record the fraction that is loaded."""
-        self.loaded_share = done_bytes / total_bytes if total_bytes else None
+    def report_progress(self, label: str, done_bytes: int, total_bytes: int) -> None:
+        """Record the progress of loading; a total of 0 clears it."""
+        self.load_progress = LoadProgress(label, done_bytes, total_bytes) if total_bytes else None
+
+    @property
+    def loaded_share(self) -> float | None:
+        """During loading: the fraction of the current part that is done."""
+        progress = self.load_progress
+        return None if progress is None else progress.done_bytes / progress.total_bytes
 
     def open(self) -> EngineClient:
         """Return the client. Raises ApiError if the model is not loaded, EngineDeadError if its engine has stopped."""

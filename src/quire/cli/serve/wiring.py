@@ -64,6 +64,8 @@ class ModelOpener:
         self._traces = ModelTraces(settings.server, models)
         self._prepared: dict[str, tuple[FileStamps, Serving]] = {}
         """Prepared models by name, with the stamps of their files."""
+        self._on_planning: ReportProgress = quiet
+        """Receives the progress of planning, such as of a download, once a model is waited for."""
         self._planning = asyncio.create_task(self._plan(), name="quire-plan-models")
         self.has_begun = asyncio.Event()
         """Set when the first worker has received its model, or if no model is loaded at startup."""
@@ -76,7 +78,12 @@ class ModelOpener:
         from quire.client.engines.park_plan import plan_park
 
         with show_progress() as progress:
-            planning = in_background(lambda report: plan_park(self._models, self._settings.model, report), progress)
+
+            def show(label: str, done_bytes: int, total_bytes: int) -> None:
+                progress(label, done_bytes, total_bytes)
+                self._on_planning(label, done_bytes, total_bytes)
+
+            planning = in_background(lambda report: plan_park(self._models, self._settings.model, report), show)
             return await asyncio.wrap_future(planning)
 
     async def weigh(self) -> "Sizes":
@@ -91,7 +98,9 @@ class ModelOpener:
     @asynccontextmanager
     async def open(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
         """Open a model for the duration of this context. A model that loads since startup is only waited for."""
+        self._on_planning = on_progress
         opening = self._startup_openings.pop(model.name, None) or _Opening(self, model, on_progress)
+        opening.on_progress = on_progress
         try:
             yield await asyncio.shield(opening.client)
         finally:
@@ -153,12 +162,17 @@ class _Opening:
 
     def __init__(self, opener: ModelOpener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
         self.client: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
+        self.on_progress = on_progress
+        """May be replaced while the model loads."""
         self._closing = asyncio.Event()
-        self._task = asyncio.create_task(self._run(opener, model, on_progress), name=f"quire-open-{model.name}")
+        self._task = asyncio.create_task(self._run(opener, model), name=f"quire-open-{model.name}")
 
-    async def _run(self, opener: ModelOpener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
+    def _report(self, label: str, done_bytes: int, total_bytes: int) -> None:
+        self.on_progress(label, done_bytes, total_bytes)
+
+    async def _run(self, opener: ModelOpener, model: "OnDemandModel") -> None:
         try:
-            async with opener.load(model, on_progress) as client:
+            async with opener.load(model, self._report) as client:
                 self.client.set_result(client)
                 await self._closing.wait()
         except BaseException as error:

@@ -5,13 +5,14 @@ This module must work without the engine's packages.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from quire.config.server_settings import ServerSettings
 from quire.errors import MessageError
+from quire.observe.served_totals import ServedTotals
 
 TIMEOUT_S = 10.0
 ANY_PORT = 0
@@ -28,6 +29,9 @@ class FoundModel:
     is_ready: bool
     state: str
     max_tokens: int | None
+    num_computed_tokens: int = 0
+    load_progress: tuple[str, int, int] | None = None
+    """Label, and the bytes that are done and all of them, of the current part of loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class FoundServer:
     num_prompt_tokens: int
     """Prompt tokens of all finished requests."""
     num_cached_tokens: int
+    num_open_requests: int = 0
+    served: ServedTotals = field(default_factory=ServedTotals)
 
     def find_model(self, model: str | None) -> FoundModel | None:
         """Find a model by its name, path or hub id; None selects the first model."""
@@ -104,9 +110,20 @@ def admin_request(path: Path, method: str, route: str, timeout_s: float = TIMEOU
 
 
 def _parse_server(path: Path, stats: Mapping[str, Any]) -> FoundServer:
-    models = tuple(
-        FoundModel(model["name"], model["root"], model["is_ready"], model["state"], model["max_model_len"])
-        for model in stats["models"]
+    models = tuple(_parse_model(model) for model in stats["models"])
+    counts = (stats["num_prompt_tokens"], stats["num_cached_tokens"], stats.get("num_open_requests", 0))
+    return FoundServer(path, stats["url"], stats["is_locked"], models, *counts, ServedTotals(**stats.get("served", {})))
+
+
+def _parse_model(model: Mapping[str, Any]) -> FoundModel:
+    """Parse a model of `/stats`; a server of an earlier version leaves out what it does not report."""
+    engine, loading = model.get("engine"), model.get("load_progress")
+    return FoundModel(
+        model["name"],
+        model["root"],
+        model["is_ready"],
+        model["state"],
+        model["max_model_len"],
+        engine["num_computed_tokens"] if engine else 0,
+        (loading["label"], loading["done_bytes"], loading["total_bytes"]) if loading else None,
     )
-    counts = (stats["num_prompt_tokens"], stats["num_cached_tokens"])
-    return FoundServer(path, stats["url"], stats["is_locked"], models, *counts)
