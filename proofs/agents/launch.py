@@ -176,6 +176,7 @@ def _launch(agent: Agent, name: str, workspace: Workspace, launches: Launches) -
     variables = {
         KEY_VARIABLE: workspace.key,
         "XDG_RUNTIME_DIR": str(workspace.folder.parent / "runtime"),
+        "XDG_STATE_HOME": str(workspace.folder.parent / "state"),
         "PYTHONPATH": str(ROOT / "src"),
         MARK: mark,
         **agent.variables,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from quire.api.listening import listening_unix
 from quire.cli import app
 from quire.cli.agents.agent_clients import AGENTS, Server
-from quire.cli.agents.launch import _child, _final_lines
+from quire.cli.agents.launched_server import child_process, final_lines
 from quire.cli.shared.ending import exit_on_signals
 from quire.cli.shared.found_servers import FoundServer, linked_socket, running_servers, server_on_socket
 from quire.errors import ConfigError
@@ -63,7 +63,12 @@ def test_an_agent_is_told_of_the_server_and_nothing_is_left(
         runtime.mkdir(parents=True, mode=0o700)
         (runtime / "admin-1.sock").symlink_to(server.admin)
         (runtime / "admin-2.sock").symlink_to(tmp_path / "gone")
-        folders = {"XDG_RUNTIME_DIR": tmp_path / "runtime", "TMPDIR": temporary, "TEST_TOLD": told_path}
+        folders = {
+            "XDG_RUNTIME_DIR": tmp_path / "runtime",
+            "XDG_STATE_HOME": tmp_path / "state",
+            "TMPDIR": temporary,
+            "TEST_TOLD": told_path,
+        }
         for name, value in (*folders.items(), ("TEST_URL", url)):
             monkeypatch.setenv(name, str(value))
         monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
@@ -95,6 +100,7 @@ def test_an_agent_whose_terminal_is_closed_ends_and_leaves_nothing(tmp_path: Pat
             **os.environ,
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "XDG_RUNTIME_DIR": str(tmp_path / "runtime"),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
             "TMPDIR": str(temporary),
         }
         words = [sys.executable, "-m", "quire", "launch", "aider"]
@@ -117,7 +123,7 @@ def test_a_child_that_is_just_being_spawned_ends_with_us_too(monkeypatch: pytest
         return spawned[0]
 
     monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
-    with pytest.raises(SystemExit) as ended, exit_on_signals(), _child(["sleep", "600"]):
+    with pytest.raises(SystemExit) as ended, exit_on_signals(), child_process(["sleep", "600"]):
         pytest.fail("somebody was told to end, and went on")
     assert ended.value.code == 128 + signal.SIGHUP
     assert spawned[0].returncode == -signal.SIGTERM
@@ -189,5 +195,5 @@ def test_a_link_that_a_killed_launch_left_makes_way(tmp_path: Path, monkeypatch:
 
 def test_a_start_that_fails_shows_its_error_and_not_what_came_before() -> None:
     log = "\n".join([*["loading weights: 1 of 9 MB"] * 99, "error: port 1 is taken;", "choose another", "", ""])
-    assert _final_lines(log) == ["error: port 1 is taken;", "choose another"]
-    assert _final_lines("\n".join(map(str, range(99))))[0] == "79"
+    assert final_lines(log) == ["error: port 1 is taken;", "choose another"]
+    assert final_lines("\n".join(map(str, range(99))))[0] == "79"

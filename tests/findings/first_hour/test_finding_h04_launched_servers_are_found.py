@@ -34,6 +34,7 @@ def test_a_server_of_launch_is_found_by_connect_and_top(tmp_path: Path) -> None:
         "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
         "XDG_RUNTIME_DIR": str(runtime),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
         "TEST_RUNTIME": str(runtime),
         "TEST_TOLD": str(told),
         "QUIRE_MEMORY": "1GiB",

@@ -14,6 +14,11 @@ from quire.config.home import expand_home
 
 KEY_VARIABLE = "QUIRE_API_KEY"
 """Variable with the API key; configuration files contain the variable's name instead of the key."""
+MAX_WAIT_MS = 6 * 3_600_000
+"""How long an agent waits for a response. On a slow machine a first prompt takes longer than the agents' own limits of
+2 to 10 minutes. A server on this machine that has ended closes the connection, so a long limit costs nothing."""
+MAX_CLAUDE_IDLE_MS = 1_800_000
+"""The largest idle limit of a stream that Claude Code accepts. A stream of quire has an event every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class AgentClient:
     install: str
     setup: Callable[[Server, Path], AgentSetup]
     """Builds the configuration from a server and the agent's folder."""
+    num_first_tokens: int
+    """Size of the agent's largest first prompt, in tokens: system text, tools, and a short task."""
 
 
 def _claude(server: Server, folder: Path) -> AgentSetup:
@@ -59,6 +66,10 @@ def _claude(server: Server, folder: Path) -> AgentSetup:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "DISABLE_AUTOUPDATER": "1",
+        "API_TIMEOUT_MS": str(MAX_WAIT_MS),
+        "API_FORCE_IDLE_TIMEOUT": "0",  # removes the limit of 300 s of its HTTP client
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(MAX_CLAUDE_IDLE_MS),
+        "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": str(MAX_CLAUDE_IDLE_MS),
         **dict.fromkeys(names, server.model),
     }
     # Without this argument, git's status precedes the tools in the prompt, and its changes invalidate cached prefixes.
@@ -77,6 +88,8 @@ def _codex(server: Server, folder: Path) -> AgentSetup:
         f"base_url = {json.dumps(server.url + '/v1')}",
         f"env_key = {json.dumps(KEY_VARIABLE)}",
         'wire_api = "responses"',
+        f"stream_idle_timeout_ms = {MAX_WAIT_MS}",
+        "stream_max_retries = 1",  # each retry computes the answer again; 5 by default
         "",
         "[analytics]",
         "enabled = false",
@@ -86,6 +99,7 @@ def _codex(server: Server, folder: Path) -> AgentSetup:
 
 
 def _opencode(server: Server, folder: Path) -> AgentSetup:
+    wait_limits = dict.fromkeys(("timeout", "headerTimeout", "chunkTimeout"), MAX_WAIT_MS)
     limits = {} if server.max_tokens is None else {"limit": {"context": server.max_tokens, "output": 8192}}
     config = {
         "model": f"quire/{server.model}",
@@ -96,7 +110,7 @@ def _opencode(server: Server, folder: Path) -> AgentSetup:
             "quire": {
                 "npm": "@ai-sdk/openai-compatible",
                 "name": "quire",
-                "options": {"baseURL": f"{server.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
+                "options": {"baseURL": f"{server.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}", **wait_limits},
                 "models": {server.model: {"name": server.model, **limits}},
             }
         },
@@ -120,6 +134,7 @@ def _aider(server: Server, folder: Path) -> AgentSetup:
         "AIDER_CHECK_UPDATE": "false",
         "AIDER_SHOW_MODEL_WARNINGS": "false",
         "AIDER_GITIGNORE": "false",
+        "AIDER_TIMEOUT": str(MAX_WAIT_MS // 1000),
         "AIDER_INPUT_HISTORY_FILE": str(folder / "input.history"),
         "AIDER_CHAT_HISTORY_FILE": str(folder / "chat.history.md"),
     }
@@ -133,6 +148,9 @@ def _qwen(server: Server, folder: Path) -> AgentSetup:
         "OPENAI_MODEL": server.model,
         "QWEN_HOME": str(folder),
         "QWEN_RUNTIME_DIR": str(folder),
+        "QWEN_CODE_API_TIMEOUT_MS": str(MAX_WAIT_MS),
+        "QWEN_STREAM_IDLE_TIMEOUT_MS": str(MAX_WAIT_MS),
+        "QWEN_STREAM_MAX_LIFETIME_MS": str(MAX_WAIT_MS),
     }
     settings = {
         "security": {"auth": {"selectedType": "openai"}},
@@ -145,10 +163,10 @@ def _qwen(server: Server, folder: Path) -> AgentSetup:
 AGENTS = {
     agent.name: agent
     for agent in (
-        AgentClient("claude", "claude", "npm install -g @anthropic-ai/claude-code", _claude),
-        AgentClient("codex", "codex", "npm install -g @openai/codex", _codex),
-        AgentClient("opencode", "opencode", "npm install -g opencode-ai", _opencode),
-        AgentClient("aider", "aider", "pip install aider-chat", _aider),
-        AgentClient("qwen", "qwen", "npm install -g @qwen-code/qwen-code", _qwen),
+        AgentClient("claude", "claude", "npm install -g @anthropic-ai/claude-code", _claude, 25_800),
+        AgentClient("codex", "codex", "npm install -g @openai/codex", _codex, 8_800),
+        AgentClient("opencode", "opencode", "npm install -g opencode-ai", _opencode, 7_600),
+        AgentClient("aider", "aider", "pip install aider-chat", _aider, 2_800),
+        AgentClient("qwen", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, 18_900),
     )
 }

@@ -1,6 +1,7 @@
 """`quire launch AGENT` and `quire connect AGENT`: run a coding agent on a local model with one command.
 
-    find a server by its admin socket, or start one ─► create the agent's folder ─► run the agent ─► print cached tokens
+    find a server by its admin socket, or start one ─► print how long the first prompt will take
+        ─► create the agent's folder ─► run the agent, with progress of its first prompt ─► print what was done
 
 At the end the folder is removed with all its files, and a server that was started for the agent is stopped.
 """
@@ -9,32 +10,39 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, sleep
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quire.cli.agents.agent_clients import AGENTS, KEY_VARIABLE, AgentClient, AgentSetup, Server
-from quire.cli.shared.ending import EXIT_SIGNALS, exit_on_signals
-from quire.cli.shared.found_servers import FoundServer, linked_socket, running_servers, server_on_socket
+from quire.cli.agents.ending_report import AgentEnd, ServedWork, report_lines, settled_state
+from quire.cli.agents.first_answer import first_prompt_progress
+from quire.cli.agents.launched_server import child_process, started_server
+from quire.cli.agents.prompt_speeds import (
+    MIN_KEPT_TOKENS,
+    PromptSpeeds,
+    machine_name,
+    start_line,
+    state_file,
+    timed_speed,
+)
+from quire.cli.shared.ending import exit_on_signals
+from quire.cli.shared.found_servers import FoundServer, running_servers, server_on_socket
 from quire.config.home import expand_home
 from quire.errors import ConfigError
 
+if TYPE_CHECKING:
+    from quire.cli.watch.watch_source import WatchSource
+
 NO_KEY = "none"
 """Placeholder key, because agents require a key; a server without keys accepts any key."""
-POLL_S = 0.2
-START_TIMEOUT_S = 600.0
-END_TIMEOUT_S = 60.0
 RECOMMENDED_TOKENS = 32_768
 """A shorter context length causes a warning: an agent's first request has up to 26,000 tokens."""
-MAX_LOG_LINES = 20
 EPILOG = """\
 \b
 Examples:
@@ -45,14 +53,31 @@ Examples:
 _AGENT = typer.Argument(help=f"One of {', '.join(AGENTS)}.", metavar="AGENT")
 _MODEL = typer.Option("--model", help="A running model, or one to serve: a directory, a .gguf file or a hub id.")
 
-ReadServer = Callable[[], FoundServer | None]
-"""A function that reads the server's current state and counters; None if the server does not respond."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Target:
     server: Server
-    read_server: ReadServer
+    found: FoundServer
+    socket_path: Path
+    is_own: bool = False
+    """Whether the server was started for this agent."""
+
+    @property
+    def root(self) -> str:
+        """The path or hub id of the model."""
+        model = self.found.find_model(self.server.model)
+        return self.server.model if model is None else model.root
+
+    @property
+    def source(self) -> "WatchSource":
+        """The server's snapshots, through its admin socket."""
+        from quire.cli.watch.watch_source import WatchSource
+
+        return WatchSource(self.found.url, self.socket_path)
+
+    def read(self) -> FoundServer | None:
+        """Read the server's current state and counters; None: the server does not respond."""
+        return server_on_socket(self.socket_path)
 
 
 def launch(
@@ -70,12 +95,16 @@ def launch(
         setup = client.setup(target.server, home)
         _write(setup, home)
         _warn_of_length(target.server)
-        before = target.read_server()
+        speeds = _prompt_speeds(target)
+        typer.echo(start_line(target.server, target.root, client, speeds), err=True)
+        before = target.read()
         temporary = Path(root) / "tmp"
         temporary.mkdir(mode=0o700)
-        code = _run([program, *setup.arguments, *(arguments or [])], {**setup.variables, "TMPDIR": str(temporary)})
-        _print_cached_tokens(before, target.read_server())
-    raise typer.Exit(code)
+        command = [program, *setup.arguments, *(arguments or [])]
+        with nullcontext() if target.found.is_locked else first_prompt_progress(target.source, target.server.model):
+            end = _run(client.name, command, {**setup.variables, "TMPDIR": str(temporary)})
+        _report(end, target, before, speeds)
+    raise typer.Exit(end.code if end.code >= 0 else 128 - end.code)
 
 
 def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] = None) -> None:
@@ -114,8 +143,8 @@ def _target(model: str | None, folder: Path) -> Iterator[_Target]:
         message = "no server of yours is running on this machine; pass --model to start one, or run: quire serve MODEL"
         raise ConfigError(message, code="no_server_running")
     else:
-        with _start_server(model, folder) as target:
-            yield target
+        with started_server(model, folder) as (server, admin):
+            yield _Target(_agent_server(server, None), server, admin, is_own=True)
 
 
 def _running_target(model: str | None) -> _Target | None:
@@ -127,11 +156,7 @@ def _running_target(model: str | None) -> _Target | None:
         raise ConfigError(f"several servers run on this machine: {names}; choose one with --model")
     if not servers:
         return None
-    return _Target(_agent_server(servers[0], name), lambda: _server_at(servers[0].url))
-
-
-def _server_at(url: str) -> FoundServer | None:
-    return next((server for server in running_servers() if server.url == url), None)
+    return _Target(_agent_server(servers[0], name), servers[0], servers[0].socket_path)
 
 
 def _agent_server(server: FoundServer, model: str | None) -> Server:
@@ -144,87 +169,29 @@ def _agent_server(server: FoundServer, model: str | None) -> Server:
     return Server(server.url, found.name, key or NO_KEY, found.max_tokens)
 
 
-@contextmanager
-def _start_server(model: str, folder: Path) -> Iterator[_Target]:
-    """Run a server for this agent only. It stops when this context ends."""
-    admin, log = folder / "server" / "admin.sock", folder / "server.log"
-    command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--admin-socket", str(admin)]
-    typer.echo(f"starting a server for {model} ...", err=True)
-    with log.open("wb") as output:
-        child = _child(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
-        with child as process:
-            server = _wait_until(lambda _: True, process, admin, log)
-            with linked_socket(admin, server):
-                server = _wait_until(lambda state: all(model.is_ready for model in state.models), process, admin, log)
-                yield _Target(_agent_server(server, None), lambda: server_on_socket(admin))
-
-
-@contextmanager
-def _child(command: list[str], **options: Any) -> "Iterator[subprocess.Popen[bytes]]":
-    """Spawn a child process and terminate it at the end, even if a signal arrives during the spawn."""
-    process = None
-    try:
-        with _deferred_signals() as received:
-            process = subprocess.Popen(command, **options)  # noqa: S603 - quire itself, or the user's agent
-        if received:
-            raise SystemExit(128 + received[0])
-        yield process
-    finally:
-        if process is not None and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def _deferred_signals() -> Iterator[list[int]]:
-    """Collect termination signals in a list, for the caller to handle afterwards."""
-    received: list[int] = []
-    old_handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in EXIT_SIGNALS}
-    try:
-        yield received
-    finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
-
-
-def _wait_until(
-    condition: Callable[[FoundServer], bool], process: "subprocess.Popen[bytes]", admin: Path, log: Path
-) -> FoundServer:
-    """Wait until the server meets the condition, and return its state. Raises ConfigError with the end of the log."""
-    deadline_s = monotonic() + START_TIMEOUT_S
-    while monotonic() < deadline_s:
-        server = server_on_socket(admin) if admin.exists() else None
-        if server is not None and condition(server):
-            return server
-        if process.poll() is not None:
-            break
-        sleep(POLL_S)
-    raise ConfigError("the server did not start:\n" + "\n".join(_final_lines(log.read_text(errors="replace"))))
-
-
-def _final_lines(log: str) -> list[str]:
-    """Return the end of a server's log: from its first error line if there is one, otherwise the last lines."""
-    lines = log.rstrip().splitlines()
-    (first, *_) = [*(index for index, line in enumerate(lines) if line.startswith("error: ")), 0]
-    return lines[first:][-MAX_LOG_LINES:]
-
-
 def _write(setup: AgentSetup, home: Path) -> None:
     home.mkdir(mode=0o700, parents=True)
     for path, text in setup.files.items():
         (home / path).write_text(text)
 
 
-def _run(command: list[str], variables: Mapping[str, str]) -> int:
-    """Run the agent in this terminal and return its exit code. This process ignores Ctrl-C, which the agent handles."""
-    with _child(command, env={**os.environ, **variables}) as process:
-        old_handler = signal.signal(signal.SIGINT, lambda *_: None)
+def _prompt_speeds(target: _Target) -> PromptSpeeds:
+    """Return the speeds of this machine. A server that was just loaded is timed if its model's speed is unknown; a
+    server in use is not, because its other clients would change the result."""
+    speeds = PromptSpeeds.read(state_file(), machine_name())
+    if target.is_own and target.root not in speeds.by_model:
+        speed = timed_speed(target.server)
+        return speeds if speed is None else speeds.keep(target.root, speed)
+    return speeds
+
+
+def _run(name: str, command: list[str], variables: Mapping[str, str]) -> AgentEnd:
+    """Run the agent in this terminal until it ends. This process only notes Ctrl-C, which the agent handles."""
+    interrupts: list[int] = []
+    with child_process(command, env={**os.environ, **variables}) as process:
+        old_handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         try:
-            return process.wait()
+            return AgentEnd(name, process.wait(), is_interrupted=bool(interrupts))
         finally:
             signal.signal(signal.SIGINT, old_handler)
 
@@ -238,10 +205,15 @@ def _warn_of_length(server: Server) -> None:
         )
 
 
-def _print_cached_tokens(before: FoundServer | None, after: FoundServer | None) -> None:
-    if before is None or after is None:
-        return
-    prompt = after.num_prompt_tokens - before.num_prompt_tokens
-    cached = after.num_cached_tokens - before.num_cached_tokens
-    if prompt:
-        typer.echo(f"quire: {cached:,} of {prompt:,} prompt tokens were cached ({cached / prompt:.0%})", err=True)
+def _report(end: AgentEnd, target: _Target, before: FoundServer | None, speeds: PromptSpeeds) -> None:
+    """Print how the agent ended and what the server did, and keep the speed of its prompts."""
+    if end.is_interrupted:
+        typer.echo("", err=True)  # the terminal has written ^C on the agent's last line
+    after = None if before is None else settled_state(target.read, before.num_open_requests)
+    work = None
+    if before is not None and after is not None:
+        work = ServedWork.between(before, after, target.server.model)
+        if work.num_computed_tokens >= MIN_KEPT_TOKENS and work.prompt_tokens_per_s:
+            speeds.keep(target.root, work.prompt_tokens_per_s)
+    for line in report_lines(end, work):
+        typer.echo(f"quire: {line}", err=True)
