@@ -37,7 +37,7 @@ from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.explain import ExplainBody, ExplainEndpoint
 from quire.api.dialects.openai.kept_responses import delete_response, retrieve_response
-from quire.api.dialects.openai.responses import Responses
+from quire.api.dialects.openai.responses import Compact, Responses
 from quire.api.dialects.openai.schemas import (
     ChatFields,
     CompletionFields,
@@ -63,6 +63,12 @@ BODY_ROUTES: Mapping[str, BodyRoute] = {
     "/v1/chat/completions": ("_chat", "The next message of a conversation.", Chat, ChatFields),
     "/v1/completions": ("_completions", "The continuation of a prompt.", Completions, CompletionFields),
     "/v1/responses": ("_responses", "The next items of a conversation.", Responses, ResponseFields),
+    "/v1/responses/compact": (
+        "_compact",
+        "A summary of a conversation, with which a client replaces it.",
+        Compact,
+        ResponseFields,
+    ),
     "/v1/messages": (
         "_messages",
         "The next message of a conversation, in the format of the Anthropic API.",

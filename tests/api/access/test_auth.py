@@ -58,7 +58,7 @@ def test_every_route_has_a_guard_and_only_probes_and_the_page_are_public() -> No
     assert all(guard in (require_key, require_admin, require_token, public) for _, guard in guards)
     assert {path for path, guard in guards if guard is public} == PUBLIC
     assert {path for path, guard in guards if guard is not public}.isdisjoint(PUBLIC)
-    assert len({path for path, _ in guards} - PUBLIC) == 19
+    assert len({path for path, _ in guards} - PUBLIC) == 20
 
 
 @pytest.mark.parametrize("presented", ["none", "wrong", "revoked", "empty", "basic", "prefix", "longer"])

@@ -127,6 +127,22 @@ def _rendered(
     raise rejection or InvariantError("a conversation has no form")
 
 
+def summary_prompt(
+    model: TextModel, messages: Messages, request: str, use: ToolUse, arguments: TemplateArguments
+) -> ChatPrompt:
+    """Build the prompt for a summary of a conversation: the same tokens as its next answer would have, then a request.
+    So it is found in the cache, although the answer is text without calls."""
+    parts = message_parts(messages)
+    extended = [dict(message) for message in messages]
+    if extended and extended[-1].get("role") == "user":
+        extended[-1]["content"] = f"{extended[-1]['content']}\n\n{request}"
+    else:
+        extended.append({"role": "user", "content": request})
+    numbered = NumberedMessages(extended, [*parts, *[None] * (len(extended) - len(parts))])
+    prompt = chat_prompt(model, numbered, use, arguments)
+    return replace(prompt, form=replace(prompt.form, tools=None))
+
+
 def converse(
     model: TextModel,
     messages: Messages,

@@ -3,6 +3,7 @@
     message                                    ─► a message with its role
     reasoning · message · function_call …      ─► one assistant message for consecutive items
     function_call_output                       ─► a tool message
+    compaction                                 ─► a user message with the summary
 
 Ids and statuses of items are left out: clients regenerate them, and a model does not need them.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.api.dialects.images import ImagePolicy
+from quire.api.dialects.openai.compaction import is_triggered, summary_message
 from quire.api.dialects.openai.schemas import ResponseFields
 from quire.api.dialects.resent_calls import resent_call, resent_result
 from quire.api.http.errors import ApiError, invalid
@@ -26,7 +28,7 @@ def messages_of_items(fields: ResponseFields, images: ImagePolicy) -> NumberedMe
     """Return the messages of a body, in the internal form."""
     source = fields.input
     items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": source}] if isinstance(source, str) else source
-    return NumberedMessages.with_indices([*_messages(items, images)])
+    return NumberedMessages.with_indices([*_messages(items[: -1 if is_triggered(fields) else None], images)])
 
 
 def _messages(items: Sequence[Mapping[str, Any]], images: ImagePolicy) -> Iterator[tuple[dict[str, Any], int]]:
@@ -75,8 +77,10 @@ def _other_message(item: Mapping[str, Any], images: ImagePolicy) -> dict[str, An
     kind = item.get("type", "message")
     if kind == "function_call_output":
         return resent_result(item.get("call_id"), item.get("output"), lambda output: _text(output, images))
+    if kind == "compaction":
+        return summary_message(item)
     if kind != "message":
-        types = "message, reasoning, function_call or function_call_output"
+        types = "message, reasoning, function_call, function_call_output or compaction"
         raise _invalid_input(f"expected input items of type {types}, got {str(kind)[:40]!r}")
     if item.get("role") not in ROLES:
         raise _invalid_input(f"expected one of the roles {', '.join(ROLES)}, got {str(item.get('role'))[:40]!r}")

@@ -6,13 +6,21 @@ from typing import Any
 from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.answering import Dialect
 from quire.api.dialects.images import ImagePolicy
+from quire.api.dialects.openai.compaction import (
+    MAX_SUMMARY_TOKENS,
+    SUMMARY_REQUEST,
+    CompactedWriter,
+    CompactionWriter,
+    is_kept,
+    is_triggered,
+)
 from quire.api.dialects.openai.fields import RESPONSE_NAMES
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
 from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.http.errors import ApiError, shortened, unsupported
-from quire.client.request.conversation import ThoughtBudget, converse, without_lines
+from quire.client.request.conversation import ThoughtBudget, converse, summary_prompt, without_lines
 from quire.client.request.params import SamplingParams
 from quire.client.request.text_model import TemplateArguments, TextModel
 from quire.errors import RequestTooLargeError
@@ -45,26 +53,36 @@ class Responses(Dialect):
         history = self._history(fields, request.tenant)
         new = messages_of_items(fields, ImagePolicy(settings.are_images_dropped))
         messages, removed = without_lines(new.preceded_by([*_instructions(fields), *history]), settings.stable_prefix)
-        tools, grammar = response_tools(fields), response_grammar(fields)
-        budget = ThoughtBudget.of(None, effort, settings.thought_limits)
-        conversation = converse(text, messages, tools, grammar, budget, arguments)
+        if self._compacts(fields):
+            conversation = summary_prompt(text, messages, SUMMARY_REQUEST, response_tools(fields), arguments)
+        else:
+            tools, grammar = response_tools(fields), response_grammar(fields)
+            budget = ThoughtBudget.of(None, effort, settings.thought_limits)
+            conversation = converse(text, messages, tools, grammar, budget, arguments)
         room = text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
             raise RequestTooLargeError(f"got {len(conversation.ids)} tokens in the input; shorten it")
         sampling = {"temperature": fields.temperature, "top_p": fields.top_p}
-        limit = fields.max_output_tokens
+        limit = MAX_SUMMARY_TOKENS if self._compacts(fields) else fields.max_output_tokens
         params = SamplingParams(
             max_tokens=room if limit is None else min(limit, room),
+            stop_loops=self._compacts(fields),
             **{name: value for name, value in sampling.items() if value is not None},  # type: ignore[arg-type]
         )
-        stored = KeptConversation([*history, *new]) if self._is_stored(fields) else None
+        kept = [*filter(is_kept, [*history, *new])] if self._compacts(fields) else [*history, *new]
+        stored = KeptConversation(kept) if self._is_stored(fields) else None
         return request.with_chat(conversation, params, removed, stored)
 
     def writer(self, fields: ResponseFields, request: ResolvedRequest) -> ItemsWriter:
-        return ItemsWriter(request.model.name, fields, is_stored=self._is_stored(fields))
+        make = CompactionWriter if self._compacts(fields) else ItemsWriter
+        return make(request.model.name, fields, is_stored=self._is_stored(fields))
 
     def _is_stored(self, fields: ResponseFields) -> bool:
         return self._admission.settings.store is not None and fields.store is not False
+
+    def _compacts(self, fields: ResponseFields) -> bool:
+        """Return whether the model writes a summary of the conversation instead of its next items."""
+        return is_triggered(fields)
 
     def _history(self, fields: ResponseFields, tenant: str) -> Sequence[dict[str, Any]]:
         """Return the messages of the previous response's conversation, without its instructions."""
@@ -76,6 +94,22 @@ class Responses(Dialect):
             message = f"Previous response with id {shortened(last_id)} not found; send all of the conversation as input"
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
         return conversation.messages
+
+
+class Compact(Responses):
+    """The dialect of `/v1/responses/compact`: a summary in place of the conversation, never streamed or stored."""
+
+    def parse(self, body: dict[str, Any]) -> ResponseFields:
+        fixed = {"input": body.get("input") or [], "stream": False, "store": False}
+        return super().parse({**body, **fixed})
+
+    def writer(self, fields: ResponseFields, request: ResolvedRequest) -> ItemsWriter:
+        images = ImagePolicy(self._admission.settings.are_images_dropped)
+        messages = [*self._history(fields, request.tenant), *messages_of_items(fields, images)]
+        return CompactedWriter(request.model.name, fields, [*filter(is_kept, messages)])
+
+    def _compacts(self, fields: ResponseFields) -> bool:
+        return True
 
 
 def _instructions(fields: ResponseFields) -> list[dict[str, Any]]:
