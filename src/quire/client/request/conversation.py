@@ -140,7 +140,7 @@ def summary_prompt(
         extended.append({"role": "user", "content": request})
     numbered = NumberedMessages(extended, [*parts, *[None] * (len(extended) - len(parts))])
     prompt = chat_prompt(model, numbered, use, arguments)
-    return replace(prompt, form=replace(prompt.form, tools=None))
+    return replace(prompt, answer_format=replace(prompt.answer_format, tools=None))
 
 
 def converse(
