@@ -28,7 +28,6 @@ from proofs.agents import (
     budgets,
     calls,
     clients,
-    endings,
     fives,
     launch,
     overhead,
@@ -38,8 +37,8 @@ from proofs.agents import (
     store,
     streams,
     ttft,
-    waits,
 )
+from proofs.agents.long_runs import endings, waits
 from proofs.agents.prompts import injected, templates
 from proofs.framework.proof import run
 

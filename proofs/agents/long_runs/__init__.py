@@ -1,0 +1,1 @@
+"""Proofs of requests that wait long, and of what ends a run."""
