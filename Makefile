@@ -11,7 +11,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check check-fast core-tests lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench compare peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see
+.PHONY: help setup lock check check-fast core-tests lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench compare compat peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -155,6 +155,9 @@ proof-house:  ## the house itself: imports, names, sizes, pages; SCALE=quick|ful
 	$(PYTHON) -m proofs.house $(PROVE)
 
 proof-all: proof-memory proof-scheduler proof-torch proof-engine proof-doors proof-native proof-bench proof-worker proof-findings proof-seam proof-cpu proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see proof-steps proof-house  ## every proof, one after the other; make -k goes on behind one that fails; SCALE=quick|full
+
+compat:  ## what changed in the newest SDKs, and the newest clients against this server; both from PyPI and npm
+	$(PYTHON) -m proofs.compat; changed=$$?; QUIRE_CLIENTS=newest $(MAKE) proof-agents ONLY=clients && exit $$changed
 
 compare:  ## two builds beside each other on this machine: make compare BASE=<commit> [ROWS=words] [SET=avx2]
 	$(PYTHON) -m benchmarks.compare $(BASE) --rows "$(ROWS)" --set "$(SET)"

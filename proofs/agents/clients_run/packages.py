@@ -1,6 +1,7 @@
 """Installs the clients that proofs run: pinned versions from npm and PyPI, each group in a folder of the cache.
 
-An installed group is reused; if its list of packages has changed, it is installed anew. Nothing outside of the cache
+An installed group is reused; if its list of packages has changed, it is installed anew. With QUIRE_CLIENTS=newest, the
+newest versions are installed instead, anew in each process. Nothing outside of the cache
 folder is written. `python -m proofs.agents.clients_run.packages` installs all of them.
 """
 
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,8 @@ from quire.checkpoints import cache_folder
 
 INSTALL_S = 1800.0
 SHOWN_LINES = 8
+NEWEST = "newest"
+IS_NEWEST = os.environ.get("QUIRE_CLIENTS") == NEWEST
 
 
 class NotInstalledError(Exception):
@@ -48,8 +51,14 @@ class PackageGroup:
         return name_of(self.packages[0])
 
     def version(self, package: str) -> str:
-        """The pinned version of a package."""
-        return next(line[len(package) :].strip("=@") for line in self.packages if name_of(line) == package)
+        """The pinned version of a package; `newest` if it has none."""
+        pin = next(line[len(package) :].strip("=@") for line in self.packages if name_of(line) == package)
+        return pin or NEWEST
+
+    def unpinned(self) -> "PackageGroup":
+        """The same packages in their newest versions, in a folder of its own."""
+        packages = tuple(dict.fromkeys(name_of(line) for line in self.packages))
+        return replace(self, name=f"{self.name}-{NEWEST}", packages=packages)
 
 
 def name_of(requirement: str) -> str:
@@ -84,14 +93,16 @@ _GROUPS = (
         ),
     ),
 )
-GROUPS: Mapping[str, PackageGroup] = {group.name: group for group in _GROUPS}
+GROUPS: Mapping[str, PackageGroup] = {group.name: group.unpinned() if IS_NEWEST else group for group in _GROUPS}
+_installed_now: set[str] = set()
+"""Names of the groups in their newest versions that this process has installed."""
 
 
 def installed(name: str) -> PackageGroup:
     """Get a group, and install it if it is missing. Raises NotInstalledError."""
     group = GROUPS[name]
     marker, packages = group.folder / "installed.txt", "\n".join(group.packages)
-    if marker.is_file() and marker.read_text() == packages:
+    if marker.is_file() and marker.read_text() == packages and (not IS_NEWEST or name in _installed_now):
         return group
     say(f"  installing {', '.join(group.packages)} ...")
     shutil.rmtree(group.folder, ignore_errors=True)
@@ -101,6 +112,7 @@ def installed(name: str) -> PackageGroup:
     else:
         _install_pip(group)
     marker.write_text(packages)
+    _installed_now.add(name)
     return group
 
 

@@ -1,0 +1,1 @@
+"""What changes in the official SDKs: their typed fields, compared with a committed list."""
