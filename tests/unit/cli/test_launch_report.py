@@ -1,8 +1,11 @@
 """What `quire launch` prints around the agent: the load, the first prompt's duration, its progress, and the ending."""
 
+import json
 import os
 import pty
 import termios
+import threading
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,13 @@ from hypothesis import strategies as st
 
 from quire.cli.agents.agent_clients import AGENTS, MAX_WAIT_MS, Server
 from quire.cli.agents.ending_report import AgentEnd, ServedWork, report_lines, settled_state
-from quire.cli.agents.first_answer import FirstPrompt, first_prompt_progress, is_in_normal_mode
+from quire.cli.agents.first_answer import (
+    ERASE_LINE,
+    FirstPrompt,
+    first_prompt_progress,
+    is_in_normal_mode,
+    show_progress_line,
+)
 from quire.cli.agents.launched_server import LoadBars
 from quire.cli.agents.prompt_speeds import PromptSpeeds, duration_text, smaller_choices, start_line, timed_speed
 from quire.cli.shared.found_servers import FoundModel, FoundServer
@@ -145,6 +154,24 @@ def test_a_program_that_draws_on_the_terminal_gets_no_line() -> None:
         assert not is_in_normal_mode(terminal)
     with open(os.devnull) as no_terminal:
         assert not is_in_normal_mode(no_terminal)
+
+
+class StandIn(WatchSource):
+    """Snapshots of a prompt that is computed, and then answered."""
+
+    def snapshots(self, model: str | None = None) -> Generator[bytes, None, None]:
+        rows = [row("main", 0, 2_000), row("main", 1_000, 2_000), row("main", 2_000, 2_000, "answer")]
+        yield from (json.dumps({"running": [one]}).encode() for one in rows)
+        pytest.fail("the answer has begun, and snapshots are still read")
+
+
+def test_the_line_is_drawn_above_the_answer_and_erased() -> None:
+    parent, child = pty.openpty()
+    with os.fdopen(parent, "rb", buffering=0) as screen, os.fdopen(child, "w") as terminal:
+        show_progress_line(StandIn("http://127.0.0.1:1"), "coder", terminal, threading.Event())
+        assert screen.read(4096).decode() == (
+            f"{ERASE_LINE}prompt: 0 of 2,000 tokens (0%){ERASE_LINE}prompt: 1,000 of 2,000 tokens (50%){ERASE_LINE}"
+        )
 
 
 def test_without_a_terminal_no_snapshot_is_read(tmp_path: Path) -> None:

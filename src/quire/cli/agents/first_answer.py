@@ -71,7 +71,7 @@ def first_prompt_progress(source: "WatchSource", model: str, terminal: TextIO = 
         yield
         return
     is_closed = threading.Event()
-    thread = threading.Thread(target=_show, args=(source, model, terminal, is_closed), daemon=True)
+    thread = threading.Thread(target=show_progress_line, args=(source, model, terminal, is_closed), daemon=True)
     thread.start()
     try:
         yield
@@ -80,7 +80,8 @@ def first_prompt_progress(source: "WatchSource", model: str, terminal: TextIO = 
         thread.join(END_S)
 
 
-def _show(source: "WatchSource", model: str, terminal: TextIO, is_closed: threading.Event) -> None:
+def show_progress_line(source: "WatchSource", model: str, terminal: TextIO, is_closed: threading.Event) -> None:
+    """Redraw the line with each snapshot, until the answer begins or `is_closed` is set; then erase it."""
     prompt, shown = FirstPrompt(), ""
     with suppress(QuireError, OSError, ValueError, KeyError):
         for snapshot in source.snapshots(model):
