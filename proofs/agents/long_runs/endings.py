@@ -25,7 +25,7 @@ from quire.client.request.text_model import TextModel
 from quire.errors import QuireError
 from quire.text.chat.rendering.template import ChatTemplate
 from tests.support.servers.talkers import talker
-from tests.unit.text.chat.test_written_calls import USER, Message, call, calling, result
+from tests.support.servers.tool_formats import USER, Message, call, calling, result
 
 SUFFIXES = (".py", ".json", ".md", ".txt", ".csv", ".html", ".rst", ".h")
 TEXT_CHARS = 6000

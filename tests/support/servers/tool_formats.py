@@ -60,3 +60,21 @@ def _arguments(fmt: ToolFormat, call: Call) -> str:
         told = value if is_text else json.dumps(value, ensure_ascii=False)
         shown += [tags.before_key, key, tags.after_text_key if is_text else tags.after_json_key, told, tags.after_value]
     return "".join(shown)
+
+
+# -- messages of conversations with calls ------------------------------------------------------------------------------
+
+Message = dict[str, Any]
+USER: Message = {"role": "user", "content": "Paint it."}
+
+
+def call(arguments: Any = '{"a": 1}', call_id: Any = "c1", name: Any = "paint") -> Message:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def calling(*calls: Any, content: str = "") -> Message:
+    return {"role": "assistant", "content": content, "tool_calls": [*calls]}
+
+
+def result(text: str = "painted", call_id: Any = "c1") -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}

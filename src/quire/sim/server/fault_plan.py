@@ -69,7 +69,7 @@ class FaultyOracle:
             if self._random.random() < self._rates.error_per_row:
                 self._corrupt_blocks(item)
                 self._corrupt_states(item, plan.cache_copies)
-                rows[item.sequence_id] = RowResult(error=RowError(ROW_FAILED, "the row's logits are not finite"))
+                rows[item.sequence_id] = RowResult(error=RowError(ROW_FAILED, "the row is not finite"))
         return StepResult(result.step, rows)
 
     def _corrupt_states(self, item: WorkItem, cache_copies: Iterable[SlotCopy]) -> None:

@@ -14,25 +14,10 @@ from quire.client.request.text_model import TextModel
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.chat.written_calls import forms
 from tests.support.servers.talkers import AGENT_TEMPLATE, talker
+from tests.support.servers.tool_formats import USER, Message, call, calling, result
 
-Message = dict[str, Any]
-USER: Message = {"role": "user", "content": "Paint it."}
 IDS = st.sampled_from(["c1", "c2", "c3", "", None])
 ARGUMENTS = st.sampled_from(['{"a": 1}', "{}", '{"a": "cut', "[1]", "7", "", None, "text"])
-
-
-def call(arguments: Any = '{"a": 1}', call_id: Any = "c1", name: Any = "paint") -> Message:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def calling(*calls: Any, content: str = "") -> Message:
-    return {"role": "assistant", "content": content, "tool_calls": [*calls]}
-
-
-def result(text: str = "painted", call_id: Any = "c1") -> Message:
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
-
-
 CALLS = st.builds(call, ARGUMENTS, IDS, st.sampled_from(["paint", "", None])) | st.sampled_from(
     [{}, {"id": "c1"}, {"id": "c1", "function": "paint"}, None, "paint"]
 )
