@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.api.dialects.response_writer import progress_fields
-from quire.client.reply.outputs import Progress
+from quire.client.reply.outputs import PrefillProgress
 from quire.client.reply.reply import Reply
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import RequestOptions, make_request
@@ -26,19 +26,19 @@ def test_time_counts_from_the_end_of_the_queue_and_the_rest_is_estimated_by_the_
     reply = reply_at(clock)
     reply.take([Queued("r")])
     clock[0] = 7.0
-    assert reply.progress == Progress(100, 0, 0, 0.0, None)
+    assert reply.progress == PrefillProgress(100, 0, 0, 0.0, None)
     reply.take([Admitted("r", 0.0, 2.0, 20)])
-    assert reply.progress == Progress(100, 20, 20, 0.0, None)
+    assert reply.progress == PrefillProgress(100, 20, 20, 0.0, None)
     clock[0] = 11.0
     reply.take([PromptProgress("r", 60, 20)])
-    assert reply.progress == Progress(100, 20, 60, 4.0, 4.0)  # 40 tokens in 4 s, 40 are left
+    assert reply.progress == PrefillProgress(100, 20, 60, 4.0, 4.0)  # 40 tokens in 4 s, 40 are left
     clock[0] = 12.5
-    assert reply.progress == Progress(100, 20, 60, 5.5, 2.5)
+    assert reply.progress == PrefillProgress(100, 20, 60, 5.5, 2.5)
     clock[0] = 30.0
     assert reply.progress.left_s == 0.0
     reply.take([PromptProgress("r", 100, 20), FirstToken("r", 20)])
     clock[0] = 60.0
-    assert reply.progress == Progress(100, 20, 100, 23.0, 0.0)
+    assert reply.progress == PrefillProgress(100, 20, 100, 23.0, 0.0)
 
 
 def test_a_prompt_that_is_computed_again_has_no_estimate_until_it_passes_where_it_began() -> None:

@@ -19,7 +19,7 @@ from quire.observe.metrics import UNMETERED, TokenMeters
 
 
 @dataclass(frozen=True, slots=True)
-class LoadProgress:
+class LoadStatus:
     """Progress of one part of a model's loading: a download, a conversion, or reading its weights."""
 
     label: str
@@ -40,7 +40,7 @@ class ModelEntry:
     """Where the model is between unloaded and ready; set by the `ModelManager`."""
     is_required: bool = True
     """Whether the server is ready only if this model is."""
-    load_progress: LoadProgress | None = None
+    load_progress: LoadStatus | None = None
     """Progress of the current part of loading; None: the model is not being loaded."""
     meters: TokenMeters = UNMETERED
     """Called with the model's output tokens as they arrive."""
@@ -65,7 +65,7 @@ class ModelEntry:
 
     def report_progress(self, label: str, done_bytes: int, total_bytes: int) -> None:
         """Record the progress of loading; a total of 0 clears it."""
-        self.load_progress = LoadProgress(label, done_bytes, total_bytes) if total_bytes else None
+        self.load_progress = LoadStatus(label, done_bytes, total_bytes) if total_bytes else None
 
     @property
     def loaded_share(self) -> float | None:

@@ -28,7 +28,7 @@ from quire.errors import CapacityError, ConfigError, QuireError
 
 ShowCounts = Callable[[int, int], None]
 """Called with the number of finished answers and the number of output tokens."""
-OnProgress = Callable[[int, int], None]
+OnPromptProgress = Callable[[int, int], None]
 """Called with the number of computed tokens of a prompt and the number of all its tokens."""
 MAX_OPEN = 256
 """Maximum prompts submitted to the engine at once; the others wait here, not in the engine's queue."""
@@ -108,7 +108,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         is_stopped: Callable[[], bool] = lambda: False,
-        on_progress: OnProgress | None = None,
+        on_progress: OnPromptProgress | None = None,
     ) -> Iterator[Piece | Completion]:
         """Yield pieces of one answer as they arrive, then its completion. Leaving the loop early cancels the request.
         `is_stopped` is called before every step, also during the prefill of a long prompt; true cancels the request.

@@ -53,7 +53,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PrefillProgress:
     """How much of a prompt is computed."""
 
     num_prompt_tokens: int

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.prefix.reuse_log import ReuseRecord
 from quire.client.reply.loops import LOOP, LoopDetector
-from quire.client.reply.outputs import Answer, Completion, Piece, Progress, Timings, reasoning_of, tool_calls_of
+from quire.client.reply.outputs import Answer, Completion, Piece, PrefillProgress, Timings, reasoning_of, tool_calls_of
 from quire.client.request.params import SamplingParams
 from quire.core.events import (
     Admitted,
@@ -96,6 +96,23 @@ class Reply:
     is_done = False
     """Whether the engine finished or refused the request."""
 
+    num_tokens = 0
+    """Tokens of all answers so far."""
+    num_reasoning_tokens = 0
+    """Reasoning tokens so far, counted on arrival because a stream may report usage in every chunk."""
+    num_cached_tokens = 0
+    """Prompt tokens taken from the cache, as reported so far."""
+    num_processed_tokens = 0
+    """Prompt tokens computed or taken from the cache. Between admission and first token it is updated only if the
+    request has `reports_progress`."""
+    _num_found_tokens = 0
+    """`num_processed_tokens` at admission."""
+    num_preemptions = 0
+    num_replays = 0
+    """Number of workers that died while the request was running."""
+    num_inexact_moves = 0
+    """Number of moves to a member with different numerics."""
+
     def __init__(
         self,
         request: Request,
@@ -117,26 +134,10 @@ class Reply:
         """The answers that have begun, by index."""
         self.pieces: list[Piece] = []
         """All pieces so far, in order of arrival."""
-        self.num_tokens = 0
-        """Tokens of all answers so far."""
-        self.num_reasoning_tokens = 0
-        """Reasoning tokens so far, counted on arrival because a stream may report usage in every chunk."""
-        self.num_cached_tokens = 0
-        """Prompt tokens taken from the cache, as reported so far."""
-        self.num_processed_tokens = 0
-        """Prompt tokens computed or taken from the cache. Between admission and first token it is updated only if the
-        request has `reports_progress`."""
-        self._num_found_tokens = 0
-        """`num_processed_tokens` at admission."""
         self.explanation: Explanation | None = None
         """Why no more of the prompt was cached when the request was admitted; None unless requested."""
         self.reuse: ReuseRecord | None = None
         """The record of the cache lookup, if the server keeps such records."""
-        self.num_preemptions = 0
-        self.num_replays = 0
-        """Number of workers that died while the request was running."""
-        self.num_inexact_moves = 0
-        """Number of moves to a member with different numerics."""
         self.stopped_answers: list[int] = []
         """Indexes of answers that a stop string, a loop or a budget ended, and that are not cancelled in the engine
         yet; the caller of `take` cancels them and clears the list."""
@@ -195,7 +196,7 @@ class Reply:
         return "first" in self._times
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> PrefillProgress:
         """How much of the prompt is computed now. The time left follows from the rate since admission."""
         num_prompt, num_processed = len(self.request.prompt), self.num_processed_tokens
         elapsed_s, measured_s, left_s = 0.0, 0.0, None
@@ -205,7 +206,7 @@ class Reply:
         num_new = num_processed - self._num_found_tokens
         if num_new > 0:
             left_s = max(0.0, (num_prompt - num_processed) / num_new * measured_s - (elapsed_s - measured_s))
-        return Progress(num_prompt, self.num_cached_tokens, num_processed, elapsed_s, left_s)
+        return PrefillProgress(num_prompt, self.num_cached_tokens, num_processed, elapsed_s, left_s)
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:

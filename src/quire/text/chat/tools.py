@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from quire.errors import InvalidParameterError
-from quire.text.chat.written_calls import as_text, content_of
+from quire.text.chat.written_calls import content_of, with_text_calls
 from quire.text.grammars.grammar import rewritten_schema
 from quire.text.parsers.tool_format import HERMES, NAME_PATTERN
 
@@ -147,7 +147,7 @@ def _without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
 def with_written_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return the conversation for a template without support for tools. The tools are described at the start of the
     system text; calls and results become text."""
-    as_texts = [as_text(message, index) for index, message in enumerate(messages)]
+    as_texts = [with_text_calls(message, index) for index, message in enumerate(messages)]
     system = _tools_text(tools)
     if as_texts and as_texts[0].get("role") == "system":
         return [{**as_texts[0], "content": f"{system}\n\n{content_of(as_texts[0], 0)}"}, *as_texts[1:]]

@@ -31,10 +31,10 @@ def forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[NumberedMessag
     """Yield the forms of a conversation with calls."""
     yield [*enumerate(messages)]
     yield [*enumerate(_with_broken_as_text(messages))]
-    yield _joined([as_text(message, index) for index, message in enumerate(messages)])
+    yield _joined([with_text_calls(message, index) for index, message in enumerate(messages)])
 
 
-def as_text(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+def with_text_calls(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Return a message with its calls, or its result, as text."""
     if message.get("role") == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content_of(message, index)}\n</tool_response>"}
@@ -74,7 +74,7 @@ def _with_broken_as_text(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict
         kept = [call for at, call in calls if (index, at) in whole_calls]
         written = [call for at, call in calls if (index, at) not in whole_calls]
         if message.get("role") == "tool" and index not in whole_results:
-            yield as_text(message, index)
+            yield with_text_calls(message, index)
         else:
             yield _with_written(message, index, kept, written) if written else dict(message)
 
