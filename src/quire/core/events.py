@@ -161,6 +161,8 @@ class FirstToken(_Event, frozen=True):
 
     num_cached_tokens: int
     """Prompt tokens that came from the cache."""
+    num_written_tokens: int | None = None
+    """Prompt tokens that the request added to the cache; None: the engine does not report it."""
 
 
 class Token(_Event, frozen=True):

@@ -73,6 +73,7 @@ EVENTS: list[RequestEvent] = [
     Queued("a", epoch=1 << 40),
     Refused("a", "QueueFullError", (5, 4), epoch=1),
     FirstToken("a", 32, epoch=1),
+    FirstToken("a", 0, 32, epoch=1),
     Admitted("a", 1.0, 0.5, 32, epoch=1),
     Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6)), epoch=1),
     PromptLogprobs("a", 1, (LOGPROBS,), epoch=1),

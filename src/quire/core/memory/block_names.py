@@ -61,11 +61,12 @@ class BlockNames:
         if len(table.digests) > num_full:
             table.cut_digests(num_full)
 
-    def name(self, table: BlockTable, first: int, end: int) -> None:
-        """Name the full blocks [first, end) of a table whose earlier blocks are named."""
+    def name(self, table: BlockTable, first: int, end: int) -> int:
+        """Name the full blocks [first, end) of a table whose earlier blocks are named. Returns how many were not cached
+        before."""
         first = self._adopt_named(table, first, end)
         if first == end:
-            return
+            return 0
         width = 4 * table.block_size
         blocks, digests = table.blocks[first:end], table.digests[first:end]
         packed = bytes(table.packed_tokens[first * width : end * width])
@@ -78,6 +79,7 @@ class BlockNames:
             table.is_naming = False
         if self._publisher is not None and num_named:
             self._publisher.publish_named(table, first, first + num_named, self._tree.namespace_of(table.root))
+        return num_named
 
     def _adopt_named(self, table: BlockTable, index: int, end: int) -> int:
         """Replace blocks from `index` on by equal blocks that are already named; return the first index without one.

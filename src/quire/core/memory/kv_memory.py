@@ -164,9 +164,9 @@ class KVMemory:
         self._count_query(table)
         return copy
 
-    def commit(self, table: BlockTable, num_tokens: int) -> None:
+    def commit(self, table: BlockTable, num_tokens: int) -> int:
         """Finish the step for this table: the first `num_tokens` reserved tokens are valid; 0 if the row failed, fewer
-        than all if drafts were rejected.
+        than all if drafts were rejected. Returns the number of blocks that were added to the prefix tree.
 
         Blocks that are now full are named (added to the prefix tree). If an equal block is already named, the table
         takes that block and frees its own. Blocks of a failed row or with a rejected draft are never named; those
@@ -190,13 +190,14 @@ class KVMemory:
         if table.copy_source is not None:
             self.pool.release((table.copy_source,))
             table.copy_source = None
-        num_full = table.num_computed // self.config.block_size
+        num_full, num_named = table.num_computed // self.config.block_size, 0
         if table.is_naming and num_full > first_full:
-            self.names.name(table, first_full, num_full)
+            num_named = self.names.name(table, first_full, num_full)
         if num_tokens < num_in_flight:
             self._free_unused(table)
         if self.states is not None and self.states.commit(table, is_whole=num_tokens == num_in_flight):
             self.names.publish_state(table)
+        return num_named
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """Open a second table that shares the blocks of the first `num_tokens` computed tokens; no block is copied.

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 
 from quire.core.digests import Namespace
 from quire.core.divergence import Divergence
-from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
+from quire.core.events import Admitted, Preempted, RequestEvent
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import FinishReason, Request
 from quire.core.scheduling import rows
@@ -384,7 +384,7 @@ class Scheduler:
         request, stats, max_tokens = sequence.request, self.stats, self.config.max_sequence_tokens
         num_accepted, reason = rows.row_acceptance(sequence, item, row.token_ids, row.forced, max_tokens)
         num_computed = item.num_true_tokens(min(num_accepted, len(row.token_ids)))
-        self.memory.commit(table_of(sequence), num_computed)
+        num_written = self.memory.commit(table_of(sequence), num_computed)
         self._events += rows.progress_events(sequence, item.first_position)
         num_new_prompt, num_recomputed = rows.charge_tokens(sequence, item.first_position, num_computed)
         stats.num_computed_tokens += num_computed
@@ -400,10 +400,9 @@ class Scheduler:
             self._events += rows.prompt_logprob_events(self.live[request.request_id], item.scoring.first_position, row)
         if (request.request_id, sequence.index) in self._cancelled:
             return
-        if num_accepted and not (record := self.live[request.request_id]).has_begun:
-            # The number of cached prompt tokens is final only now, because each chunk may find more cached blocks.
-            record.has_begun = True
-            self._events.append(FirstToken(request.request_id, record.leader.num_cached_tokens, epoch=request.epoch))
+        record = self.live[request.request_id]
+        if not record.has_begun:
+            self._events += rows.first_token_events(record, num_written, num_accepted, self.memory.config.block_size)
         new_tokens = row.token_ids + row.forced if row.forced else row.token_ids
         for index, token_id in enumerate(new_tokens if len(new_tokens) == num_accepted else new_tokens[:num_accepted]):
             sequence.tokens.append(token_id)

@@ -66,6 +66,8 @@ class ActiveRequest(msgspec.Struct, eq=False):
     is_admitted: bool = False
     has_begun: bool = False
     """Whether the request has its first token, possibly from an earlier engine."""
+    num_written_blocks: int = 0
+    """Blocks that the request's sequences added to the cache before the first token."""
     retry_after_s: int | None = None
     """Delay before a retry, sent to the client if the request was displaced."""
 

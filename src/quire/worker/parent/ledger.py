@@ -254,6 +254,7 @@ class Ledger:
             if is_new:
                 entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
                 entry.first_pass_epoch = event.epoch
+                self._check_prompt_tokens(entry, event.num_written_tokens or 0)
                 event = replace(event, num_cached_tokens=entry.num_cached_tokens)
         return [event] if is_new else []
 
@@ -315,9 +316,13 @@ class Ledger:
     @staticmethod
     def _first_pass(entry: LedgerEntry, num_cached_tokens: int) -> int:
         """Return the larger number of cached prompt tokens: that of the first admission, or `num_cached_tokens`."""
-        if not 0 <= num_cached_tokens <= len(entry.request.prompt):
-            raise MessageError(f"expected 0 to {len(entry.request.prompt)} cached tokens, got {num_cached_tokens}")
+        Ledger._check_prompt_tokens(entry, num_cached_tokens)
         return max(num_cached_tokens, 0 if entry.admitted is None else entry.admitted.num_cached_tokens)
+
+    @staticmethod
+    def _check_prompt_tokens(entry: LedgerEntry, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= len(entry.request.prompt):
+            raise MessageError(f"expected 0 to {len(entry.request.prompt)} cached tokens, got {num_tokens}")
 
     def _take_prompt_logprobs(self, entry: LedgerEntry, event: PromptLogprobs) -> list[RequestEvent]:
         """Forward only new log-probabilities, because each new worker starts again at the first token."""
