@@ -99,7 +99,8 @@ class Answer:
     @property
     def num_prompt_tokens(self) -> int:
         usage = self.answer["usage"]
-        return int(usage["input_tokens"] + usage.get("cache_read_input_tokens", 0))
+        names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        return sum(int(usage.get(name, 0)) for name in names)
 
     @property
     def output(self) -> Items:

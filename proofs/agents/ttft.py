@@ -59,7 +59,8 @@ class Turn:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return int(self.message["usage"]["input_tokens"]) + self.num_cached_tokens
+        usage = self.message["usage"]
+        return int(usage["input_tokens"] + usage["cache_creation_input_tokens"]) + self.num_cached_tokens
 
     @property
     def line(self) -> str:

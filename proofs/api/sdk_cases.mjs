@@ -177,7 +177,8 @@ const messagePlain = async () => {
   const whole = await call(anthropic.messages.create(body));
   checkEq(messageParts(await messageStreamed(body)), messageParts(whole));
   const { input_tokens: numTokens } = await call(anthropic.messages.countTokens(fields));
-  checkEq(numTokens, whole.usage.input_tokens + whole.usage.cache_read_input_tokens);
+  const { input_tokens: computed, cache_creation_input_tokens: written, cache_read_input_tokens: cached } = whole.usage;
+  checkEq(numTokens, computed + written + cached);
 };
 
 const messageTools = async () => {

@@ -273,8 +273,9 @@ def message_plain(cases: Cases) -> None:
     body = {**cases.body(**fields), "max_tokens": 24}
     whole = cases.call(cases.anthropic.messages.create, **body)
     check_equal(message_parts(message_streamed(cases, body)), message_parts(whole))
-    num_tokens = cases.call(cases.anthropic.messages.count_tokens, **fields).input_tokens
-    check_equal(num_tokens, whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0))
+    num_tokens, usage = cases.call(cases.anthropic.messages.count_tokens, **fields).input_tokens, whole.usage
+    written, cached = usage.cache_creation_input_tokens or 0, usage.cache_read_input_tokens or 0
+    check_equal(num_tokens, usage.input_tokens + written + cached)
 
 
 def message_tools(cases: Cases) -> None:

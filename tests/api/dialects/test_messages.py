@@ -140,7 +140,10 @@ def test_a_conversation_with_thoughts_calls_and_results_goes_on(here: LiveServer
     assert reply.status == 200, reply.data
     counted = count(here, messages=conversation(), tools=TOOLS, system="you are one")
     used = reply.json["usage"]
-    assert used["input_tokens"] + used["cache_read_input_tokens"] == counted
+    written, cached = used["cache_creation_input_tokens"], used["cache_read_input_tokens"]
+    assert used["input_tokens"] + written + cached == counted
+    assert written % 4 == 0
+    assert used["input_tokens"] <= 4, "all whole blocks are cached now"
 
 
 def test_what_clients_change_without_meaning_anything_changes_no_token(here: LiveServer) -> None:

@@ -75,8 +75,8 @@ def test_a_completion_is_what_the_engine_says_in_process(sdk: openai.OpenAI) -> 
 def test_cached_tokens_are_always_told(here: LiveServer) -> None:
     unseen = prompt(list(range(60, 100)))
     cold, warm = (here.post("/v1/completions", unseen).json["usage"] for _ in range(2))
-    assert cold["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert warm["prompt_tokens_details"] == {"cached_tokens": 36}
+    assert cold["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 40}
+    assert warm["prompt_tokens_details"] == {"cached_tokens": 36, "cache_write_tokens": 0}
     assert warm["prompt_tokens"] == 40
     assert warm["total_tokens"] == 52
 

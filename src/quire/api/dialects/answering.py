@@ -331,8 +331,10 @@ class StreamResponse:
         """Send bytes of the dialect. The first call opens the stream."""
         if not self._is_open:
             self._is_open = True
-            headers = [*self._writer.stream_headers, *(self._report.headers if self._report else ())]
-            headers += limit_headers(self._caller)
+            headers = [*self._writer.stream_headers, *limit_headers(self._caller)]
+            if self._report is not None:
+                self._report.update()  # before the writer, which reports it
+                headers += self._report.headers
             data = self._writer.begin(self._replies) + data
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if data:

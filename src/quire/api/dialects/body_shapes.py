@@ -36,6 +36,16 @@ class GenerationFields(Schema):
         """The request's priority, and which requests may share its cached blocks."""
         return None, None, None
 
+    @property
+    def compared_id(self) -> str | None:
+        """The id of an earlier response, with whose prompt this one is compared; None: not requested."""
+        return None
+
+    @property
+    def effort(self) -> str:
+        """The requested reasoning effort, if the API reports a change of it as the cause of a cache miss."""
+        return ""
+
 
 def validated(schema: type[Any], body: dict[str, Any]) -> Any:
     """Return the fields of a body. Raises ApiError for the first invalid one."""

@@ -53,7 +53,7 @@ class CacheReport:
             if reply.reuse is None and is_known:
                 reply.reuse = self._record_of(reply, index)
                 self._log.add(reply.reuse)
-                self._guard.examine(self._seen_prompt(reply, reply.reuse))
+                reply.comparison = self._guard.examine(self._seen_prompt(reply, reply.reuse))
                 reason = reply.reuse.explanation.reason
                 self._metrics.observe_reuse(self._record.model, reason, reply.reuse.num_lost_tokens)
         self.is_waiting = any(handle.reply.reuse is None for handle in self._record.handles)
@@ -80,7 +80,15 @@ class CacheReport:
 
     def _seen_prompt(self, reply: Reply, reuse: ReuseRecord) -> NewPrompt:
         parts = self._request.parts[reuse.prompt_index] if self._request.parts else None
-        return NewPrompt(reuse, reply.request.prompt, partial(decoded_text, self._tokenizer), parts)
+        return NewPrompt(
+            reuse,
+            reply.request.prompt,
+            partial(decoded_text, self._tokenizer),
+            parts,
+            self._request.effort,
+            self._request.compared_id,
+            reply.request.namespace.block_size,
+        )
 
     def _record_of(self, reply: Reply, index: int) -> ReuseRecord:
         request = reply.request

@@ -36,6 +36,10 @@ class ResolvedRequest(RequestOptions, frozen=True, kw_only=True):
     """Lines that were removed from system texts, for a response header."""
     conversation: KeptConversation | None = None
     """Stored with the answer before the last bytes are sent, so that clients can continue a complete response."""
+    compared_id: str | None = None
+    """The id of an earlier response, with whose prompt this one is compared."""
+    effort: str = ""
+    """The requested reasoning effort, to name the cause of a difference between the prompts."""
 
     def with_chat(
         self, chat: ChatPrompt, params: SamplingParams, removed: Sequence[RemovedLine], stored: KeptConversation | None
@@ -60,6 +64,8 @@ def resolve_request(fields: GenerationFields, models: Models, caller: Caller, re
         explain=True,
         report_progress=bool(fields.stream and fields.return_progress),
         has_reservation=record.has_reservation,
+        compared_id=fields.compared_id,
+        effort=fields.effort,
     )
 
 

@@ -29,6 +29,20 @@ def part_body(part: PromptPart | None) -> dict[str, Any] | None:
     return None if part is None else asdict(part)
 
 
+def miss_body(record: ReuseRecord | None) -> dict[str, Any] | None:
+    """Return why the prompt's next token was not cached at admission; None until that is known."""
+    if record is None:
+        return None
+    explanation = record.explanation
+    return {
+        "cached_tokens": explanation.num_cached_tokens,
+        "reason": explanation.reason,
+        "position": explanation.position,
+        "part": part_body(record.part),
+        "lost_tokens": record.num_lost_tokens,
+    }
+
+
 def reuse_body(record: ReuseRecord, *, is_own: bool) -> dict[str, Any]:
     """Return the record of one prompt as JSON; unless the caller's tenant sent it, without text and tokens."""
     body = explanation_body(record.explanation, record.cache_group if is_own else SHARED)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from quire.client.prefix.explanation import UNKNOWN
-from quire.client.prefix.kept_prompts import KeptPrompt, KeptPrompts, PromptScope
+from quire.client.prefix.kept_prompts import KeptPrompt, KeptPrompts, PromptName, PromptScope
 from quire.client.prefix.prompt_alignment import WIDTH, Gap, gaps_between, packed
+from quire.client.prefix.prompt_comparison import ComparedPrompt, PromptComparison, compare_prompts
 from quire.client.prefix.reuse_log import PromptPart, PromptParts, ReuseRecord
 from quire.client.prefix.unstable_lines import ComparedPrompts, Instability, Place, UnstableKind, instabilities
 
@@ -57,6 +58,11 @@ class NewPrompt:
     """Decodes tokens of the prompt."""
     parts: PromptParts | None = None
     """The token ranges of messages and tools; None for a plain prompt."""
+    effort: str = ""
+    """The reasoning effort that the client requested."""
+    compared_id: str | None = None
+    """The answer id of an earlier prompt to compare with."""
+    block_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +163,21 @@ class PrefixGuard:
         """Memory of the kept prompts."""
         return self._prompts.num_bytes
 
-    def examine(self, prompt: NewPrompt) -> None:
-        """Examine a prompt whose request has begun to run. Must be called in order of time."""
+    def examine(self, prompt: NewPrompt) -> PromptComparison | None:
+        """Examine a prompt whose request has begun to run, and compare it with the earlier prompt that its client
+        named, if any. Must be called in order of time."""
         record, tokens = prompt.record, packed(prompt.token_ids)
+        comparison = self._compare(prompt, tokens)
         scope = PromptScope(record.tenant, record.cache_group, record.model)
         nearest = self._prompts.nearest(scope, tokens)
-        self._prompts.add(scope, _prompt_id(record), tokens, _continued_prompt(nearest, tokens))
+        self._prompts.add(
+            scope,
+            _prompt_id(record),
+            tokens,
+            _continued_prompt(nearest, tokens),
+            parts=prompt.parts,
+            name=PromptName(record.answer_id, len(prompt.token_ids), prompt.effort) if record.answer_id else None,
+        )
         instability_list = _instabilities(prompt, tokens, nearest)
         names = [self._add(record, instability) for instability in instability_list]
         if names:
@@ -170,6 +185,14 @@ class PrefixGuard:
             self._requests[record.request_id] = (record.tenant, old_names + names)
             if len(self._requests) > MAX_REQUESTS:
                 self._requests.popitem(last=False)
+        return comparison
+
+    def _compare(self, prompt: NewPrompt, tokens: bytes) -> PromptComparison | None:
+        if prompt.compared_id is None:
+            return None
+        named = self._prompts.find(prompt.record.tenant, prompt.compared_id)
+        ours = ComparedPrompt(prompt.record, tokens, prompt.block_size, prompt.parts, prompt.effort)
+        return compare_prompts(ours, named)
 
     def complete(self, record: ReuseRecord, token_ids: Sequence[int]) -> None:
         """Add a prompt's answer, so that a later prompt that continues it with a rewritten history is recognized."""

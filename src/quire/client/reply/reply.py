@@ -15,6 +15,7 @@ from time import monotonic, thread_time
 from typing import Protocol, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
+from quire.client.prefix.prompt_comparison import PromptComparison
 from quire.client.prefix.reuse_log import ReuseRecord
 from quire.client.reply.loops import LOOP, LoopDetector
 from quire.client.reply.outputs import Answer, Completion, Piece, PrefillProgress, Timings, reasoning_of, tool_calls_of
@@ -134,10 +135,13 @@ class Reply:
         """The answers that have begun, by index."""
         self.pieces: list[Piece] = []
         """All pieces so far, in order of arrival."""
+        self._num_written_tokens: int | None = None
         self.explanation: Explanation | None = None
         """Why no more of the prompt was cached when the request was admitted; None unless requested."""
         self.reuse: ReuseRecord | None = None
         """The record of the cache lookup, if the server keeps such records."""
+        self.comparison: PromptComparison | None = None
+        """The prompt compared with an earlier one that the client named, once the cache lookup is known."""
         self.stopped_answers: list[int] = []
         """Indexes of answers that a stop string, a loop or a budget ended, and that are not cancelled in the engine
         yet; the caller of `take` cancels them and clears the list."""
@@ -209,6 +213,16 @@ class Reply:
         return PrefillProgress(num_prompt, self.num_cached_tokens, num_processed, elapsed_s, left_s)
 
     @property
+    def num_written_tokens(self) -> int:
+        """Prompt tokens that the request added to the cache; 0 until prefill is complete. If the engine does not report
+        it, all tokens in full blocks count that were not cached."""
+        if not self.is_prefilled or self._num_written_tokens is not None:
+            return self._num_written_tokens or 0
+        block_size = self.request.namespace.block_size
+        num_full = len(self.request.prompt) // block_size * block_size
+        return max(0, num_full - self.num_cached_tokens)
+
+    @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the prompt's tokens after the first, as received so far."""
         return tuple(self._prompt_logprobs)
@@ -263,6 +277,7 @@ class Reply:
                 self._times["first"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens
                 self.num_processed_tokens = len(self.request.prompt)
+                self._num_written_tokens = event.num_written_tokens
             case PromptProgress():
                 self._times["progress"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens

@@ -4,7 +4,7 @@ Indices are those of the client's request, before the chat template was applied;
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +58,17 @@ class PromptParts:
         if previous is not None and position < previous.end:
             return previous.part  # a shared token belongs to the first part
         return span.part if position <= span.end else TEMPLATE_PART
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[PartSpan]:
+        return iter(self._spans)
+
+    def at_or_after(self, position: int) -> PartSpan | None:
+        """Return the span that contains this position, or else the next one; None: only the template's text follows."""
+        index = max(0, bisect_right(self._firsts, position) - 1)
+        return next((span for span in self._spans[index : index + 2] if position < span.end), None)
 
 
 UNKNOWN_PARTS = PromptParts((PartSpan(0, 1 << 62, None),))

@@ -60,7 +60,7 @@ class AnthropicMessages(Dialect):
         return request.with_chat(conversation, params, removed, stored)
 
     def writer(self, fields: MessagesFields, request: ResolvedRequest) -> MessagesWriter:
-        return MessagesWriter(request.model.name)
+        return MessagesWriter(request.model.name, request.compared_id is not None)
 
 
 class CountTokens(TextEndpoint):

@@ -29,6 +29,12 @@ class CountFields(Schema):
     thread: dict[str, Any] | None = None
 
 
+class DiagnosticsFields(Schema):
+    """`diagnostics`."""
+
+    previous_message_id: str | None = None
+
+
 class MessagesFields(CountFields, GenerationFields):
     """`POST /v1/messages`."""
 
@@ -40,6 +46,11 @@ class MessagesFields(CountFields, GenerationFields):
     service_tier: str | None = None
     metadata: Any = None
     """Accepted in any shape, and ignored."""
+    diagnostics: DiagnosticsFields | None = Field(None, description="Report why an earlier prompt was not reused.")
+
+    @property
+    def compared_id(self) -> str | None:
+        return None if self.diagnostics is None else self.diagnostics.previous_message_id
 
 
 # -- the names that bodies may have ------------------------------------------------------------------------------------
@@ -57,4 +68,7 @@ NESTED = {
     "thread": names("type previous_message_id"),
 }
 COUNT_NAMES = FieldNames(frozenset((*CountFields.model_fields, "cache_control")), NESTED)
-MESSAGES_NAMES = FieldNames(frozenset((*MessagesFields.model_fields, "cache_control")), NESTED)
+MESSAGES_NAMES = FieldNames(
+    frozenset((*MessagesFields.model_fields, "cache_control")),
+    {**NESTED, "diagnostics": names("previous_message_id")},
+)

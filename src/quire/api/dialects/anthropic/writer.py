@@ -22,6 +22,8 @@ from quire.api.dialects.response_writer import (
     finish_detail,
 )
 from quire.api.http.errors import ApiError
+from quire.api.prefix.explanation_json import miss_body
+from quire.client.prefix.prompt_comparison import Verdict
 from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
 from quire.client.reply.reply import Reply
@@ -30,20 +32,37 @@ STOP_REASONS = {"length": "max_tokens", "deadline": "max_tokens", LOOP: "max_tok
 """Finish reasons of the engine, mapped to the API's; any other becomes end_turn."""
 NO_USAGE = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 """Usage while the prompt is not known yet; the message's last events have the true counts."""
+MISS_REASONS = {
+    Verdict.NOT_FOUND: "previous_message_not_found",
+    Verdict.MODEL: "model_changed",
+    Verdict.SYSTEM: "system_changed",
+    Verdict.TOOLS: "tools_changed",
+    Verdict.MESSAGES: "messages_changed",
+}
+"""Results of comparing prompts, mapped to the API's reasons; any other becomes unavailable."""
+NO_TOKENS = ("previous_message_not_found", "unavailable")
+"""Reasons without a number of tokens."""
 
 
 class MessagesWriter(ResponseWriter):
     """The writer of one message."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, is_compared: bool = False) -> None:
+        """`is_compared`: the client names an earlier message, with whose prompt this one is compared."""
         self._model = model
+        self._is_compared = is_compared
+        self._has_diagnosis = False
+        """Whether the message's first event had the result of the comparison."""
         self.answer_id = "msg_" + uuid4().hex[:24]
         self._part: Part | None = None
         """The part (text, reasoning or a tool call) of the open content block; None: no block is open."""
         self._num_blocks = 0
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        message = self._message([]) | {"usage": usage(replies[0]) if replies else NO_USAGE}
+        reply = replies[0] if replies else None
+        counts = NO_USAGE if reply is None else usage(reply)
+        message = self._message([]) | {"diagnostics": self._diagnostics(reply), "usage": counts}
+        self._has_diagnosis = reply is not None and reply.comparison is not None
         return _event({"type": "message_start", "message": message})
 
     def keep_alive(self, progress: ProgressFields | None) -> bytes:
@@ -54,7 +73,10 @@ class MessagesWriter(ResponseWriter):
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
-        event = {"type": "message_delta", "delta": _stop_fields(reply.pieces[-1]), "usage": usage(reply)}
+        delta = _stop_fields(reply.pieces[-1])
+        event: dict[str, Any] = {"type": "message_delta", "delta": delta, "usage": usage(reply)}
+        if self._is_compared and not self._has_diagnosis:
+            event["diagnostics"] = self._diagnostics(reply)
         return self._close_block() + _event(event) + _event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
@@ -64,7 +86,19 @@ class MessagesWriter(ResponseWriter):
         (reply,) = replies
         (answer,) = reply.completion().answers
         message = self._message(_blocks(answer)) | _stop_fields(answer)
-        return ENCODER.encode(message | {"usage": usage(reply)})
+        return ENCODER.encode(message | {"diagnostics": self._diagnostics(reply), "usage": usage(reply)})
+
+    def _diagnostics(self, reply: Reply | None) -> dict[str, Any] | None:
+        """Return the cause of a cache miss after a comparison; null without a miss, and a null reason while pending."""
+        comparison = None if reply is None else reply.comparison
+        if reply is None or comparison is None:
+            return {"cache_miss_reason": None} if self._is_compared else None
+        if comparison.verdict is Verdict.HIT:
+            return None
+        reason: dict[str, Any] = {"type": MISS_REASONS.get(comparison.verdict, "unavailable")}
+        if reason["type"] not in NO_TOKENS:
+            reason["cache_missed_input_tokens"] = comparison.num_missed_tokens
+        return {"cache_miss_reason": reason, "cache_explain": miss_body(reply.reuse)}
 
     def history_messages(self, answer: Answer) -> list[dict[str, Any]]:
         return [answer_message(answer, valid_calls(answer))]
@@ -104,10 +138,11 @@ class MessagesWriter(ResponseWriter):
 
 
 def usage(reply: Reply) -> dict[str, int]:
-    """Return the usage so far. Cached prompt tokens are counted separately, not in input_tokens."""
+    """Return the usage so far. Prompt tokens that were cached before, or are cached now, are not in input_tokens."""
+    num_written = reply.num_written_tokens
     return {
-        "input_tokens": len(reply.request.prompt) - reply.num_cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": len(reply.request.prompt) - reply.num_cached_tokens - num_written,
+        "cache_creation_input_tokens": num_written,
         "cache_read_input_tokens": reply.num_cached_tokens,
         "output_tokens": reply.num_tokens,
         **({"inexact_moves": reply.num_inexact_moves} if reply.num_inexact_moves else {}),

@@ -8,6 +8,7 @@ from typing import Any
 from quire.api.dialects.body_shapes import Schema
 from quire.api.dialects.field_names import FieldNames, names
 from quire.api.dialects.openai.schemas import (
+    CacheOptionsFields,
     ChatFields,
     CompletionFields,
     DetokenizeFields,
@@ -260,6 +261,7 @@ RESPONSE_NAMES = _of(
     input=ITEM,
     text=names("", format=names(f"type {' '.join(SCHEMA.read)}")),
     reasoning=names("effort"),
+    prompt_cache_options=_of(CacheOptionsFields),
     tools=FieldNames(frozenset(("type", *FUNCTION.split())), types=("function",)),
     tool_choice=TOOL_CHOICE,
 )

@@ -13,14 +13,27 @@ from uuid import uuid4
 import msgspec
 
 from quire.api.dialects.openai.error_body import error_body
-from quire.api.dialects.openai.schemas import ResponseFields
+from quire.api.dialects.openai.schemas import CacheOptionsFields, ResponseFields
 from quire.api.dialects.response_writer import ENCODER, PieceBatch, ProgressFields, ResponseWriter, finish_detail
 from quire.api.http.errors import ApiError
+from quire.api.prefix.explanation_json import miss_body
+from quire.client.prefix.prompt_comparison import Verdict
 from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, merge_pieces
 from quire.client.reply.reply import Reply
 
 INCOMPLETE_REASONS = ("length", "deadline", LOOP)
+MISS_REASONS = {
+    Verdict.MODEL: "model_changed",
+    Verdict.SYSTEM: "input_changed",
+    Verdict.TOOLS: "tools_changed",
+    Verdict.MESSAGES: "input_changed",
+    Verdict.INPUT: "input_changed",
+    Verdict.EFFORT: "reasoning_effort_changed",
+}
+"""Results of comparing prompts, mapped to the API's reasons for a miss."""
+NO_MISS = {Verdict.HIT: "cache_hit", Verdict.NOT_FOUND: "comparison_response_not_found"}
+"""Other results; any that is in neither table becomes unavailable."""
 
 
 class ItemsWriter(ResponseWriter):
@@ -82,6 +95,7 @@ class ItemsWriter(ResponseWriter):
         reason = reply.pieces[-1].finish_reason if reply.pieces else None
         is_cut = reason in INCOMPLETE_REASONS
         response = self._response("incomplete" if is_cut else "completed", output, _usage(reply))
+        response["prompt_cache_diagnostics"] = _diagnostics(reply)
         details = {"reason": "max_output_tokens", **finish_detail(reason)}
         return {**response, "incomplete_details": details} if is_cut else response
 
@@ -206,10 +220,36 @@ def _usage(reply: Reply) -> dict[str, Any]:
     inexact = {"inexact_moves": reply.num_inexact_moves} if reply.num_inexact_moves else {}
     return {
         "input_tokens": num_prompt,
-        "input_tokens_details": {"cached_tokens": reply.num_cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": reply.num_cached_tokens,
+            "cache_write_tokens": reply.num_written_tokens,
+        },
         "output_tokens": num_output,
         "output_tokens_details": {"reasoning_tokens": reply.num_reasoning_tokens, **inexact},
         "total_tokens": num_prompt + num_output,
+    }
+
+
+def _diagnostics(reply: Reply) -> dict[str, Any] | None:
+    """Return the comparison with an earlier response's prompt; null if the client requested none."""
+    comparison = reply.comparison
+    if comparison is None:
+        return None
+    if (reason := MISS_REASONS.get(comparison.verdict)) is None:
+        result: dict[str, Any] = {"type": NO_MISS.get(comparison.verdict, "unavailable")}
+    else:
+        result = {"type": "cache_miss", "reason": reason, "cache_missed_tokens": comparison.num_missed_tokens}
+        result["comparison_reusable_tokens"] = comparison.num_common_tokens
+    return result if comparison.verdict is Verdict.HIT else result | {"cache_explain": miss_body(reply.reuse)}
+
+
+def _cache_options(options: CacheOptionsFields | None) -> dict[str, Any] | None:
+    if options is None:
+        return None
+    return {
+        "mode": options.mode or "implicit",
+        "ttl": options.ttl or "30m",
+        "comparison_response_id": options.comparison_response_id,
     }
 
 
@@ -225,6 +265,10 @@ def _head(model: str, fields: ResponseFields) -> dict[str, Any]:
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
+        "prompt_cache_diagnostics": None,
+        "prompt_cache_key": fields.prompt_cache_key,
+        "prompt_cache_options": _cache_options(fields.prompt_cache_options),
+        "prompt_cache_retention": fields.prompt_cache_retention,
         "reasoning": {"effort": (fields.reasoning or {}).get("effort"), "summary": None},
         "temperature": fields.temperature,
         "text": fields.text or {"format": {"type": "text"}},

@@ -44,6 +44,8 @@ class Responses(Dialect):
             raise unsupported("previous_response_id", reason)
         if body.get("background"):
             raise unsupported("background", "a response is sent only to the client that waits for it")
+        if fields.prompt_cache_options is not None and fields.prompt_cache_options.prewarm:
+            raise unsupported("prompt_cache_options", "prewarm is not available; send the prompt with one output token")
         return fields
 
     def render(self, fields: ResponseFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:

@@ -3,7 +3,7 @@
 The schemas only check types; the engine checks numeric ranges.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -130,6 +130,15 @@ class CompletionFields(SamplingFields):
         return list(prompt)  # type: ignore[arg-type]
 
 
+class CacheOptionsFields(Schema):
+    """`prompt_cache_options`."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    comparison_response_id: str | None = Field(None, description="Report why this response's prompt was not reused.")
+    prewarm: bool | None = None
+
+
 class ResponseFields(GenerationFields):
     """`POST /v1/responses`."""
 
@@ -147,6 +156,17 @@ class ResponseFields(GenerationFields):
     metadata: dict[str, Any] | None = None
     store: bool | None = Field(None, description="false: the response cannot be continued by its id.")
     previous_response_id: str | None = Field(None, description="The response that this one continues.")
+    prompt_cache_key: str | None = Field(None, description="Returned, and not part of the cache's names.")
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: CacheOptionsFields | None = None
+
+    @property
+    def compared_id(self) -> str | None:
+        return None if self.prompt_cache_options is None else self.prompt_cache_options.comparison_response_id
+
+    @property
+    def effort(self) -> str:
+        return str((self.reasoning or {}).get("effort") or "")
 
     @property
     def service(self) -> Service:

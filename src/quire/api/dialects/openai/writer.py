@@ -17,7 +17,7 @@ from quire.api.dialects.openai.error_body import DONE, error_event
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.dialects.response_writer import ENCODER, ProgressFields, ResponseWriter, finish_detail
 from quire.api.http.errors import ApiError
-from quire.api.prefix.explanation_json import part_body
+from quire.api.prefix.explanation_json import miss_body
 from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Piece
 from quire.client.reply.reply import Reply
@@ -90,9 +90,12 @@ class OpenAIWriter(ResponseWriter):
         """Return the token counts so far."""
         num_prompt = sum(len(reply.request.prompt) for reply in replies)
         num_output = sum(reply.num_tokens for reply in replies)
-        details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
+        details: dict[str, Any] = {
+            "cached_tokens": sum(reply.num_cached_tokens for reply in replies),
+            "cache_write_tokens": sum(reply.num_written_tokens for reply in replies),
+        }
         if self._reports_misses:
-            details["cache_misses"] = [_cache_miss(reply) for reply in replies]
+            details["cache_misses"] = [miss_body(reply.reuse) for reply in replies]
         counts: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
@@ -105,17 +108,3 @@ class OpenAIWriter(ResponseWriter):
         if num_moves := sum(reply.num_inexact_moves for reply in replies):
             output_details["inexact_moves"] = num_moves
         return {**counts, "completion_tokens_details": output_details} if output_details else counts
-
-
-def _cache_miss(reply: Reply) -> dict[str, Any] | None:
-    """Return why the prompt's next token was not cached at admission; None until that is known."""
-    if reply.reuse is None:
-        return None
-    explanation = reply.reuse.explanation
-    return {
-        "cached_tokens": explanation.num_cached_tokens,
-        "reason": explanation.reason,
-        "position": explanation.position,
-        "part": part_body(reply.reuse.part),
-        "lost_tokens": reply.reuse.num_lost_tokens,
-    }
