@@ -18,7 +18,6 @@
         ├── DisplacedError         displaced              another tenant took its place in the queue; try later
         ├── DrainingError          draining               the server is shutting down; use another, or try later
         ├── OutOfBlocksError       out_of_blocks          the KV pool has fewer free blocks than the step needs
-        ├── PinBudgetError         pin_budget_exceeded    the pin would exceed the limit on pinned blocks or on pins
         ├── QueueFullError         queue_full             the server's queue is full; try later
         ├── StreamStuckError       stream_stuck           the client stopped reading its stream; the request was ended
         └── TenantShareError       tenant_share_exceeded  the tenant's share of the queue is full; try later
@@ -187,12 +186,6 @@ class OutOfBlocksError(CapacityError):
         super().__init__(f"need {num_needed} free blocks, {num_free} are free; preempt or finish a sequence first")
         self.num_needed = num_needed
         self.num_free = num_free
-
-
-class PinBudgetError(CapacityError):
-    """The pin would exceed the limit on pinned blocks or on the number of pins. Nothing was pinned."""
-
-    code = "pin_budget_exceeded"
 
 
 class QueueFullError(CapacityError):

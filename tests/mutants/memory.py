@@ -172,9 +172,9 @@ MUTANTS = [
     Mutant(
         "pins have no budget",
         PINS,
-        "Pins.add",
-        "if self.num_pinned_blocks + num_new > self.budget_blocks:",
-        "if False:",
+        "Pins.num_fitting",
+        "if num_left < 0 or num_left_of_tenant < 0:",
+        "if num_left_of_tenant < 0 and self.num_of_tenant:",
     ),
     Mutant(
         "a pin ends one moment late",
@@ -182,6 +182,13 @@ MUTANTS = [
         "Pins.take_expired",
         "self._expiries[0][0] <= now_s",
         "self._expiries[0][0] < now_s",
+    ),
+    Mutant(
+        "a tenant has no share of the pins",
+        PINS,
+        "Pins.num_fitting",
+        "if num_left < 0 or num_left_of_tenant < 0:",
+        "if num_left < 0:",
     ),
     Mutant("unpinned blocks stay counted", PINS, "Pins._uncount", "self.pin_count[block] -= 1", ""),
     Mutant(

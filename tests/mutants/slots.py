@@ -245,9 +245,9 @@ MUTANTS = [
     Mutant(
         "pins have no budget of slots",
         STATES,
-        "TableStates.check_pin",
-        "if not self.slots.may_pin(block, self._pin_share):",
-        "if False:",
+        "TableStates.num_pinnable",
+        "if num_usable and self.slots.may_pin(blocks[num_usable - 1], self._pin_share) else 0",
+        "",
     ),
     Mutant(
         "what was reserved is pinned away",
@@ -259,14 +259,14 @@ MUTANTS = [
     Mutant(
         "a pin that runs out keeps its state",
         MEMORY,
-        "KVMemory.advance",
+        "KVMemory._free_pinned",
         "self.slots.unpin_states(self.pins.select_unpinned(blocks))",
         "",
     ),
     Mutant(
         "one of two pins takes the state with it",
         MEMORY,
-        "KVMemory.unpin",
+        "KVMemory._end_pin",
         "self.pins.select_unpinned(table.blocks))",
         "table.blocks)",
     ),

@@ -11,7 +11,6 @@ from quire.core.digests import BlockHasher
 from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.state_slots import StateCheckpoint
-from quire.errors import PinBudgetError
 from tests.support.core.shadow import Shadowed, ShadowedMemory, namespace
 
 
@@ -202,10 +201,8 @@ class RandomDriver:
     def pin(self) -> None:
         space, tokens = self.random.choice(self.prompts)
         self.ops["pin"] += 1
-        try:
-            pin = self.shadow.memory.pin(space, tokens, self.now_s + self.random.random() * 100.0)
-        except PinBudgetError:
-            return
+        end_s, tenant = self.now_s + self.random.random() * 100.0, self.random.choice(("", "a", "b"))
+        pin = self.shadow.memory.pin(space, tokens, end_s, tenant)
         if pin.num_tokens:
             self.shadow.pins.append(pin)
 

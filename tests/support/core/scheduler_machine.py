@@ -9,7 +9,7 @@ from quire.core.inspect import invariants
 from quire.core.request import PriorityClass
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import StepPlan
-from quire.errors import CapacityError, PinBudgetError, RequestTooLargeError
+from quire.errors import CapacityError, RequestTooLargeError
 from quire.sim.server.guesses import Guesser
 from tests.support.servers.server import VOCABULARY, Server
 
@@ -111,10 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pin(self, pick: int) -> None:
         entries = list(self.server.ledger.entries.values())
         request = entries[pick % len(entries)].request
-        try:
-            self.server.memory.pin(request.namespace, request.prompt, self.server.now_s + pick % 7)
-        except PinBudgetError:
-            return
+        self.server.memory.pin(request.namespace, request.prompt, self.server.now_s + pick % 7, request.tenant)
 
     @rule(seconds=st.floats(0.0, 5.0))
     def wait(self, seconds: float) -> None:

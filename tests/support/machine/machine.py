@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.state_slots import StateCheckpoint
-from quire.errors import PinBudgetError
 from tests.support.core.shadow import Shadowed, ShadowedMemory, namespace
 
 TOKEN = st.integers(0, 1)
@@ -112,13 +111,13 @@ class KVMemoryMachine(RuleBasedStateMachine):
 
     @rule(space=PICK, token=TOKEN, num_blocks=st.integers(0, 4), seconds=st.floats(0, 16))
     def pin(self, space: int, token: int, num_blocks: int, seconds: float) -> None:
-        try:
-            pin = self.shadow.memory.pin(
-                self.spaces[space % 2], [token] * (num_blocks * self.size), self.now_s + seconds
-            )
-        except PinBudgetError:
-            return
-        self.shadow.pins.append(pin)
+        tokens, end_s = [token] * (num_blocks * self.size), self.now_s + seconds
+        self.shadow.pins.append(self.shadow.memory.pin(self.spaces[space % 2], tokens, end_s, f"tenant{space % 3}"))
+
+    @precondition(lambda self: self.shadow.pins)
+    @rule()
+    def yield_pin(self) -> None:
+        self.shadow.memory.yield_pin()
 
     @precondition(lambda self: self.shadow.pins)
     @rule(pick=PICK)

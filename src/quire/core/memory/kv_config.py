@@ -14,10 +14,9 @@ class KVMemoryConfig:
     """Number of blocks that can be allocated. The runner has one more: block 0, the null block (`block_pool`)."""
     block_size: int = 32
     """Tokens in a block; a power of two."""
-    pin_share: float = 0.0
-    """Largest fraction of the pool that pins may use. Pinned blocks reduce the largest request that the server accepts,
-    so it is 0 unless pins are enabled."""
-    max_pin_s: float = 3600.0
+    pin_share: float = 0.25
+    """Largest fraction of the pool that pins may use. Pins yield to a request that could not finish otherwise."""
+    max_pin_s: float = 12 * 3600.0
     """Longest lifetime of a pin."""
     max_pins: int = 4096
     """Maximum number of pins, regardless of their size."""
@@ -67,6 +66,7 @@ class MemoryCounters:
     num_evictions: int = 0
     num_block_copies: int = 0  # of shared or named, partly filled blocks
     num_collisions: int = 0  # blocks not named, because another has their digest
+    num_pins_yielded: int = 0  # pins that ended early, for a request or for a tenant below its share
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class MemoryStats:
     num_evictions: int
     num_block_copies: int
     num_collisions: int
+    num_pins_yielded: int
     num_slots: int
     num_cached_slots: int
     """Number of slots with a cached state; the other slots are running, reserved or blank (`state_slots`)."""

@@ -68,11 +68,7 @@ class KVMemory:
         """Set the time, and end expired pins; each call frees a bounded number of their blocks."""
         self.now_s = self.names.now_s = now_s
         self.tree.sweep()
-        for table, blocks in self.pins.take_expired(now_s):
-            self.slots.unpin_states(self.pins.select_unpinned(blocks))
-            self.pool.release(blocks)
-            if not table.blocks:
-                self.release(table)
+        self._end_expired_pins()
 
     # -- one sequence --------------------------------------------------------------------------------------------------
 
@@ -244,29 +240,86 @@ class KVMemory:
 
     # -- the whole memory ----------------------------------------------------------------------------------------------
 
-    def pin(self, namespace: Namespace, tokens: Sequence[int], expires_s: float) -> Pin:
+    def pin(self, namespace: Namespace, tokens: Sequence[int], expires_s: float, tenant: str = "") -> Pin:
         """Keep the cached blocks of this prefix until `expires_s`, at most for `max_pin_s`. A pin is a table that no
-        sequence writes to. Raises PinBudgetError if pins would exceed their limits."""
-        limit_s = self.now_s + self.config.max_pin_s
-        expires_s = expires_s if expires_s <= limit_s else limit_s
+        sequence writes to. It is shortened to what the budget, and the tenant's share of it, allow."""
         table = self.reopen(namespace)
         try:
-            num_tokens = self._match(table, tokens, len(tokens) // self.config.block_size)
-            if num_tokens:
-                if self.states is not None:
-                    self.states.check_pin(table.blocks[-1])
-                self.pins.add(table, expires_s)
-                self.slots.pin_state(table.blocks[-1])
-        finally:
-            if table.table_id not in self.pins.tables:
-                self.release(table)
-        return Pin(table.table_id, num_tokens, expires_s)
+            self._match(table, tokens, len(tokens) // self.config.block_size)
+        except BaseException:
+            self.release(table)
+            raise
+        return self._pin(table, expires_s, tenant)
+
+    def pin_table(self, source: BlockTable, num_tokens: int, expires_s: float, tenant: str) -> Pin:
+        """Keep the named blocks among the first `num_tokens` tokens of a table, like `pin`, without a lookup."""
+        self._check_open(source)
+        num_blocks = min(num_tokens, source.num_computed) // self.config.block_size
+        while num_blocks and not self.pool.named[source.blocks[num_blocks - 1]]:
+            num_blocks -= 1
+        self.tree.share_root(source.root)
+        table = self._register(source.root)
+        table.blocks = source.blocks[:num_blocks]
+        for block in table.blocks:
+            self.pool.retain(block)
+        return self._pin(table, expires_s, tenant)
+
+    def _pin(self, table: BlockTable, expires_s: float, tenant: str) -> Pin:
+        pins, limit_s = self.pins, self.now_s + self.config.max_pin_s
+        expires_s = expires_s if expires_s <= limit_s else limit_s
+        if table.blocks and (held := pins.covering(tenant, table.blocks[-1], expires_s)) is not None:
+            self.release(table)
+            return held
+        while (num_blocks := pins.num_fitting(tenant, table.blocks)) < len(table.blocks):
+            if (pin_and_excess := pins.next_above_share(tenant)) is None:
+                break
+            self._counters.num_pins_yielded += 1
+            pin_id, num_excess = pin_and_excess
+            # A shorter pin of a recurrent model has no state at its end, so it is useless.
+            num_taken = min(num_excess, len(table.blocks) - num_blocks) if self.states is None else len(self.pool.named)
+            self._free_pinned(pins.tables[pin_id], pins.shorten(pin_id, num_taken))
+        if self.states is not None:
+            num_blocks = self.states.num_pinnable(table.blocks[:num_blocks])
+        self.pool.release(reversed(table.blocks[num_blocks:]))
+        del table.blocks[num_blocks:]
+        table.cut_digests(0)  # a pin is never extended
+        table.num_computed = table.num_reserved = num_blocks * self.config.block_size
+        if not num_blocks:
+            self.release(table)
+            return Pin(table.table_id, 0, expires_s)
+        self.slots.pin_state(table.blocks[-1])
+        for pin_id in pins.add(table, tenant, expires_s):
+            self._end_pin(pin_id)
+        return Pin(table.table_id, table.num_computed, expires_s)
 
     def unpin(self, pin: Pin) -> None:
         """End a pin early. Does nothing if the pin has already ended."""
-        table = self.pins.drop(pin.pin_id)
+        self._end_pin(pin.pin_id)
+
+    def yield_pin(self) -> bool:
+        """Let the pin nearest its end expire now and free its blocks, a bounded number of them in each call. Returns
+        whether any blocks were freed from pins; another pin may hold the same blocks."""
+        self._counters.num_pins_yielded += self.pins.expire_next(self.now_s)
+        return self._end_expired_pins()
+
+    def _end_pin(self, pin_id: int) -> None:
+        table = self.pins.drop(pin_id)
         if table is not None:
             self.slots.unpin_states(self.pins.select_unpinned(table.blocks))
+            self.release(table)
+
+    def _end_expired_pins(self) -> bool:
+        has_ended = False
+        for table, blocks in self.pins.take_expired(self.now_s):
+            has_ended = True
+            self._free_pinned(table, blocks)
+        return has_ended
+
+    def _free_pinned(self, table: BlockTable, blocks: list[int]) -> None:
+        """Release the blocks that a pin lost, and its table if none is left."""
+        self.slots.unpin_states(self.pins.select_unpinned(blocks))
+        self.pool.release(blocks)
+        if not table.blocks:
             self.release(table)
 
     def evict(self, num_blocks: int) -> int:

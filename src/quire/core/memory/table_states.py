@@ -7,7 +7,7 @@ module decides which slots a table needs.
 from quire.core.memory.block_pool import BlockPool
 from quire.core.memory.block_table import BlockTable
 from quire.core.memory.state_slots import StateCheckpoint, StateSlots
-from quire.errors import InvariantError, PinBudgetError
+from quire.errors import InvariantError
 
 
 class TableStates:
@@ -75,11 +75,7 @@ class TableStates:
             self.slots.give_back(table.state_slot)
             table.state_slot = None
 
-    def check_pin(self, block: int) -> None:
-        """Raise PinBudgetError if the state after this block may not be pinned."""
-        if not self.slots.may_pin(block, self._pin_share):
-            raise PinBudgetError(
-                f"expected at most {self._pin_share:.0%} of the state slots beyond those for running sequences to be "
-                f"pinned, got {len(self.slots.pinned_slots)} and one more; end a pin first, or raise pin_share",
-                code="too_many_pinned_states",
-            )
+    def num_pinnable(self, blocks: list[int]) -> int:
+        """Return how many of a pin's blocks are useful: those up to the last with a state, if that may be pinned."""
+        num_usable = self.slots.num_usable(blocks)
+        return num_usable if num_usable and self.slots.may_pin(blocks[num_usable - 1], self._pin_share) else 0

@@ -13,6 +13,7 @@ computed once. Tokens and blocks left over may be used for drafts (speculative d
 """
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 from quire.core.digests import Namespace
@@ -95,7 +96,7 @@ class Scheduler:
         config.check(memory.config)
         self.config = config
         self.memory = memory
-        self.num_usable_blocks = memory.config.num_blocks - memory.config.pin_budget_blocks
+        memory.pins.weights = config.queue.tenant_weights
         self.queue = WaitingQueue(config.queue)
         self.placement = Placement(config, memory)
         self.running = self.placement.running
@@ -263,7 +264,10 @@ class Scheduler:
             head.table = self.memory.reopen(namespace) if head.num_preemptions else self.memory.open(namespace)
             num_cached = head.num_cached_tokens
             self._match(head)
-            victims = victims_for(head, self.running, lambda victims: placement.fits(head, needs, victims))  # noqa: B023
+            fits = partial(placement.fits, head, needs)
+            while (victims := victims_for(head, self.running, fits)) is None and not self.running:
+                if not self.memory.yield_pin():
+                    break  # only pins held the blocks, and none is left
             if victims is None:
                 # The head is not skipped: it waits, and so do all sequences after it.
                 self.memory.release(head.table)
@@ -342,8 +346,10 @@ class Scheduler:
             try:
                 copy = self.memory.reserve(table, sequence.tokens, num_tokens, drafts, keep)
             except OutOfBlocksError:
-                # Planning goes by urgency, so the latest key is not in the plan yet.
-                self._preempt(self.running[-1])
+                # A sequence that runs alone needs blocks of pins. Otherwise the latest key yields: planning goes by
+                # urgency, so it is not in the plan yet.
+                if len(self.running) > 1 or not self.memory.yield_pin():
+                    self._preempt(self.running[-1])
                 continue
             if copy is not None:
                 copies.append(copy)
@@ -479,7 +485,9 @@ class Scheduler:
     def check(self, request: Request) -> None:
         """Raise RequestError if the request could not finish even on an idle engine."""
         config, block_size = self.config, self.memory.config.block_size
-        check_request(request, config.max_sequence_tokens, config.max_running, block_size, self.num_usable_blocks)
+        check_request(
+            request, config.max_sequence_tokens, config.max_running, block_size, self.memory.config.num_blocks
+        )
 
     def _check(self, request: Request) -> None:
         if request.request_id in self.live:

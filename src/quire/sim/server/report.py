@@ -32,7 +32,6 @@ class Totals(SchedulerStats):
     num_drops: int = 0
     """Cancellations of single continuations."""
     num_crashes: int = 0
-    num_pins_refused: int = 0
     num_idle_steps: int = 0
     """Plans without work although requests were waiting or running."""
     is_wedged: bool = False

@@ -20,7 +20,6 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.shares import RESERVATION_VALID_S
 from quire.errors import (
     DuplicateRequestError,
-    PinBudgetError,
     QueueFullError,
     QuireError,
     RequestTooLargeError,
@@ -270,11 +269,8 @@ class Simulation:
         elif draw < 0.5 or entry is None:
             self.memory.evict(self._random.randint(1, self.config.shape.num_blocks))
         else:
-            request = entry.request
-            try:
-                self.memory.pin(request.namespace, request.prompt, self.now_s + 10 * self._random.random())
-            except PinBudgetError:
-                self.totals.num_pins_refused += 1
+            request, end_s = entry.request, self.now_s + 10 * self._random.random()
+            self.memory.pin(request.namespace, request.prompt, end_s, request.tenant)
 
     def _recover(self) -> None:
         """Replace the crashed worker. The new worker receives every open request with its output tokens."""

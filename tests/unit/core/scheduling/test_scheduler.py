@@ -1,5 +1,7 @@
 """The scheduler on the oracle: every answer is compared with that of the same request alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from quire.backends.oracle import answer_alone
@@ -859,11 +861,41 @@ class TestPressure:
     def test_what_could_not_finish_alone_is_refused_at_once(self) -> None:
         server = Server(num_blocks=16)
         with raises_code(RequestTooLargeError, "pool_too_small"):
-            server.ask([1] * 48, 5)
-        server.ask([1] * 40, 8)
+            server.ask([1] * 60, 6)
+        server.ask([1] * 60, 5)
         server.run()
         with raises_code(RequestTooLargeError, "empty_request"):
             server.ask([], 5)
+
+    @pytest.mark.parametrize("num_kept", [None, 12])
+    @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(60, 5), (8, 57), (44, 8)])
+    def test_pins_yield_to_a_request_that_could_not_finish_otherwise(
+        self, num_prompt: int, max_tokens: int, num_kept: int | None
+    ) -> None:
+        server = Server(num_blocks=16, num_kept=num_kept)
+        space = replace(server.namespace, cache_group="default")
+        for token, end_s in ((2, 1e4), (3, 1e5)):
+            server.ask([token] * 8, 1)
+            server.run()
+            assert server.memory.pin(space, [token] * 8, end_s).num_tokens == 8
+        server.ask([1] * num_prompt, max_tokens)
+        server.run()
+        num_yielded = 2 - len(server.memory.pins.tables)
+        assert server.memory.stats().num_pins_yielded == num_yielded == -(-(num_prompt + max_tokens - 1 - 48) // 8)
+        if num_yielded == 1:
+            assert server.memory.divergence(space, [3] * 9).num_cached_tokens == 8, "the other is nearer its end"
+
+    def test_pins_do_not_yield_to_requests_that_only_run_together(self) -> None:
+        server = Server(num_blocks=16)
+        space = replace(server.namespace, cache_group="default")
+        server.ask([2] * 16, 1)
+        server.run()
+        assert server.memory.pin(space, [2] * 16, 1e5).num_tokens == 16
+        for token in range(3, 6):
+            server.ask([token] * 16, 20)
+        server.run()
+        assert server.scheduler.stats.num_preemptions > 0
+        assert server.memory.stats().num_pins_yielded == 0
 
     def test_a_full_queue_says_whose_fault_it_is(self) -> None:
         server = Server(queue=QueueConfig(max_requests=20, class_reserve=0.0))
