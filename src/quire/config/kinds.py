@@ -61,6 +61,11 @@ def seconds(high: float) -> Kind:
     return Kind("SECONDS", rule, lambda raw: _in_range(_number(raw), 0.0, high), lambda value: f"{value:g}")
 
 
+def fraction() -> Kind:
+    """A number from 0 to 1."""
+    return Kind("N", "a number from 0 to 1", lambda raw: _in_range(_number(raw), 0.0, 1.0), lambda value: f"{value:g}")
+
+
 def choice(*words: str) -> Kind:
     """One of these words."""
     return Kind("NAME", f"one of {', '.join(words)}", lambda raw: words[words.index(_text(raw))])

@@ -61,6 +61,8 @@ class ModelSettings:
     """MLX on Apple silicon: keep the model's memory from being paged out. macOS reportedly panics with it."""
     speculation: Speculation = "auto"
     """`auto`: n-gram speculation if it saves time and the backend can verify draft tokens; `off`: never."""
+    pin_share: float = 0.25
+    """Largest fraction of the KV pool that pinned prefixes may use."""
     tool_format: ToolFormatName = "auto"
     """`auto`: as in the chat template; `hermes`: also for templates without tools, with quire's own prompt."""
 
@@ -70,6 +72,8 @@ class ModelSettings:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"expected {name} of at least 1, got {value}", (name,))
         self._check_steps()
+        if not 0.0 <= self.pin_share <= 1.0:
+            raise ConfigError(f"expected a pin_share between 0 and 1, got {self.pin_share}", ("pin_share",))
         for name, kind in CHOICES.items():
             *words, last = get_args(kind)
             if (value := getattr(self, name)) not in (*words, last):

@@ -11,6 +11,7 @@ from quire.config.kinds import (
     Kind,
     Value,
     choice,
+    fraction,
     lines,
     power_of_two,
     seconds,
@@ -159,6 +160,12 @@ SETTINGS: tuple[Setting, ...] = (
         "Whether tokens are guessed from the text so far and verified together with the next one. Output is the same "
         "with and without, token for token. auto: on the CPU backend, as far as it saves time. off: never.",
         "off",
+    ),
+    Setting(
+        Group.MODEL, "pin_share", fraction(), _MODEL.pin_share,
+        "Largest fraction of the KV pool that prefixes may use which clients keep cached for a time. It is divided "
+        "among keys by weight, and refuses no request. 0: nothing is kept.",
+        "0.1",
     ),
     Setting(
         Group.MODEL, "tool_format", choice("auto", "hermes"), _MODEL.tool_format,

@@ -163,6 +163,8 @@ class FirstToken(_Event, frozen=True):
     """Prompt tokens that came from the cache."""
     num_written_tokens: int | None = None
     """Prompt tokens that the request added to the cache; None: the engine does not report it."""
+    num_pinned_tokens: int = 0
+    """Prompt tokens that the request's pins hold."""
 
 
 class Token(_Event, frozen=True):

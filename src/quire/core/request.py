@@ -73,6 +73,14 @@ class Continuation(msgspec.Struct, frozen=True):
     produced: tuple[int, ...] = ()
 
 
+class PromptPin(msgspec.Struct, frozen=True):
+    """A prefix of a prompt that stays cached for a time after the prompt is computed."""
+
+    num_tokens: int
+    """Length of the prefix; its full blocks are pinned."""
+    keep_s: float
+
+
 class Request(msgspec.Struct, frozen=True):
     """A client's validated request."""
 
@@ -103,6 +111,7 @@ class Request(msgspec.Struct, frozen=True):
     """Whether the request has stop strings. They are matched after detokenization; the core sees only tokens."""
     work_tokens: int = 0
     """Processor time already spent on the request's text, converted to computed prompt tokens (`work_budget`)."""
+    pins: tuple[PromptPin, ...] = ()
 
     @property
     def adapter(self) -> str:

@@ -9,7 +9,7 @@ from typing import Self
 from msgspec.structs import asdict
 
 from quire.core.digests import Namespace
-from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
+from quire.core.request import Continuation, PriorityClass, PromptPin, Request, ResolvedSampling
 from quire.engine.calls import EngineCall, WireMessage
 
 
@@ -33,6 +33,7 @@ class _Assignment(WireMessage, frozen=True):
     has_stop_texts: bool = False
     work_tokens: int = 0
     reports_progress: bool = False
+    pins: tuple[PromptPin, ...] = ()
 
     @classmethod
     def of(cls, request: Request, now_s: float) -> Self:

@@ -86,7 +86,11 @@ class Engine:
         """Applies grammars; None if the model has no tokenizer."""
         num_running = config.max_running + 1 if capacity.num_slots else 0  # one spare to examine the next request
         memory_config = KVMemoryConfig(
-            capacity.num_blocks, capacity.block_size, num_slots=capacity.num_slots, num_running_slots=num_running
+            capacity.num_blocks,
+            capacity.block_size,
+            config.pin_share,
+            num_slots=capacity.num_slots,
+            num_running_slots=num_running,
         )
         self.memory = KVMemory(memory_config, BlockHasher(key), emit)
         # Draft tokens are proposed only if the cost of checking them is known.

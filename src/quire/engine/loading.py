@@ -51,6 +51,7 @@ def open_engine(
         queue=queue,
         step_cost=loaded.step_cost,
         step_limit_s=settings.step_ms / 1000,
+        pin_share=settings.pin_share,
     )
     fingerprint = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
     identity = ModelIdentity(fingerprint, loaded.kv_layout)

@@ -28,7 +28,7 @@ from quire.core.events import (
     Token,
 )
 from quire.core.memory.kv_config import KVMemoryConfig
-from quire.core.request import Continuation, PriorityClass
+from quire.core.request import Continuation, PriorityClass, PromptPin
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan
 
@@ -91,6 +91,7 @@ class _RequestRecord(TraceRecord, frozen=True, kw_only=True):
     has_grammar: bool = False
     has_stop_texts: bool = False
     work_tokens: Count = 0
+    pins: tuple[PromptPin, ...] = ()
 
 
 class Submitted(_RequestRecord, frozen=True, kw_only=True, tag="submit"):

@@ -61,6 +61,7 @@ ENGINE_TOTALS: Mapping[str, tuple[str, str]] = {
     "num_draft_tokens": ("{prefix}:spec_decode_num_draft_tokens", "Draft tokens verified."),
     "num_accepted_tokens": ("{prefix}:spec_decode_num_accepted_tokens", "Draft tokens accepted."),
     "num_forced_tokens": ("quire:forced_tokens", "Tokens forced by a grammar."),
+    "num_pins_yielded": ("quire:pins_yielded", "Kept prefixes that lost blocks before their time."),
     "grammar_compile_s": ("quire:grammar_compile_seconds", "Processor time spent compiling grammars."),
     "grammar_mask_s": ("quire:grammar_mask_seconds", "Processor time spent computing grammar masks."),
 }

@@ -90,6 +90,7 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     """Snapshots made for the live views of clients; without a view, none are made."""
     work: WorkSpent = WorkSpent()
     """CPU time spent on grammars, for the tenants with the largest amounts."""
+    num_pins_yielded: int = 0
 
 
 class Stepped(WireMessage, frozen=True):

@@ -1,11 +1,13 @@
 """The cache contracts of both clouds: written tokens are counted, and a miss after a named response has its cause."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
 
+from quire.core.memory.kv_memory import KVMemory
 from tests.api.dialects.test_messages import TOOLS, events
 from tests.api.dialects.test_tools import tool_talker
 from tests.support.servers.local_api import LiveServer, house
@@ -181,3 +183,89 @@ def test_an_unknown_response_is_not_found(here: LiveServer) -> None:
     assert told["prompt_cache_diagnostics"]["type"] == "comparison_response_not_found"
     assert here.post(RESPONSES, asked).json["prompt_cache_diagnostics"] is None
     assert here.post(RESPONSES, {**asked, "prompt_cache_options": {"ttl": "5h"}}).status == 400
+
+
+# -- kept prefixes -------------------------------------------------------------------------------------------------
+
+
+def keep(ttl: str | None, **more: Any) -> dict[str, Any]:
+    return {"cache_control": {"type": "ephemeral", **({} if ttl is None else {"ttl": ttl})}, **more}
+
+
+def flood(here: LiveServer, num_blocks: int) -> None:
+    """Evict what nothing keeps."""
+    here.wait_until(lambda: not here.opened["oracle"].engine.has_work)
+
+    async def evict() -> None:
+        here.opened["oracle"].engine.memory.evict(num_blocks)
+
+    here.run(evict)
+
+
+def test_a_breakpoint_with_a_ttl_keeps_the_prompt_and_one_without_is_only_a_mark() -> None:
+    with house(models={"oracle": tool_talker()}) as here:
+        memory = here.opened["oracle"].engine.memory
+        for ttl in (None, "1h"):
+            system = [{"type": "text", "text": SYSTEM, **keep(ttl)}]
+            usage = here.post(MESSAGES, body(system=system, tools=[])).json["usage"]
+            assert ("cache_pinned_tokens" in usage) == (ttl is not None)
+            flood(here, 512)
+            told = here.post(MESSAGES, body(messages=TURNS[:1], tools=[])).json["usage"]
+            assert (told["cache_read_input_tokens"] > 0) == (ttl is not None)
+        assert told["cache_read_input_tokens"] >= usage["cache_pinned_tokens"] > 0
+        whole = here.post(MESSAGES, body(**keep("5m"), tools=[])).json["usage"]
+        flood(here, 512)
+        again = here.post(MESSAGES, body(tools=[])).json["usage"]
+        assert again["cache_read_input_tokens"] == (sum_of(again) - 1) // 4 * 4
+        assert whole["cache_pinned_tokens"] == sum_of(again) // 4 * 4
+        assert len(memory.pins.tables) == 2, "the shorter one lasts longer"
+        beyond = here.post(MESSAGES, body(**keep("5m"), system="Beyond. " + SYSTEM)).json["usage"]
+        assert 0 < beyond["cache_pinned_tokens"] < sum_of(beyond), "it is shortened to the budget, and no error"
+        assert memory.pins.num_pinned_blocks == memory.pins.budget_blocks
+        here.run(lambda: cleared(memory))
+
+
+async def cleared(memory: KVMemory) -> None:
+    memory.clear()
+
+
+def sum_of(usage: dict[str, int]) -> int:
+    return usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+
+
+def test_a_ttl_that_is_none_is_refused(here: LiveServer) -> None:
+    for ttl in ("13h", "0m", "soon", 5):
+        marked = [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral", "ttl": ttl}}]
+        reply = here.post(MESSAGES, body(messages=[{"role": "user", "content": marked}]))
+        assert reply.status == 400, ttl
+
+
+def test_a_response_keeps_its_breakpoints_and_shows_how_much_is_kept() -> None:
+    def asked(mark: dict[str, Any] | None, **options: Any) -> dict[str, Any]:
+        part = {"type": "input_text", "text": "A long text about atlases. " * 4}
+        first = {"role": "user", "content": [part if mark is None else part | {"prompt_cache_breakpoint": mark}]}
+        return {
+            "model": "oracle",
+            "max_output_tokens": 2,
+            "input": [first, *items("")[1:]],
+            "prompt_cache_options": options,
+        }
+
+    with house(models={"oracle": tool_talker()}) as here:
+        for mark, options, is_kept in (
+            (None, {}, False),
+            ({"mode": "explicit"}, {}, False),
+            ({"mode": "explicit", "ttl": "12h"}, {}, True),
+            ({"mode": "explicit"}, {"ttl": "30m", "mode": "explicit"}, True),
+            (None, {"ttl": "30m"}, True),
+            (None, {"ttl": "30m", "mode": "explicit"}, False),
+        ):
+            told = here.post(RESPONSES, asked(mark, **options))
+            assert told.status == 200, told.data
+            details = told.json["usage"]["input_tokens_details"]
+            assert (details.get("pinned_tokens", 0) > 0) == is_kept, (mark, options)
+            flood(here, 512)
+            stats = here.opened["oracle"].engine.memory.stats()
+            assert (stats.num_pinned_blocks > 0) == is_kept
+            memory = here.opened["oracle"].engine.memory
+            here.run(partial(cleared, memory))

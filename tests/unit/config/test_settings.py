@@ -40,6 +40,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "kv_dtype": (("auto", "auto"), ("bfloat16", "bfloat16"), ("int8", "int8")),
     "wired_memory": (("true", True), ("false", False), ("TRUE", True)),
     "speculation": (("auto", "auto"), ("off", "off"), ("auto", "auto")),
+    "pin_share": ((0, 0.0), ("0.1", 0.1), (1, 1.0)),
     "tool_format": (("auto", "auto"), ("hermes", "hermes"), ("auto", "auto")),
     "backend": (("auto", "auto"), ("cpu", "cpu"), ("torch", "torch")),
     "device": (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("mps", "mps")),

@@ -171,7 +171,9 @@ class Dialect(BodyEndpoint):
         if self._admission.settings.are_loops_stopped if is_default else fields.stop_loops:
             params = replace(request.params, stop_loops=True)
             request = msgspec.structs.replace(request, params=params)
-        return request, [make_request(text, ids, request.params, request) for ids in request.prompts]
+        requests = [make_request(text, ids, request.params, request) for ids in request.prompts]
+        pins = request.pins
+        return request, [msgspec.structs.replace(one, pins=pins) for one in requests] if pins else requests
 
     def _store(self, request: ResolvedRequest, writer: ResponseWriter, record: RequestRecord) -> None:
         """Store the conversation under its response's id, now that the response is complete."""

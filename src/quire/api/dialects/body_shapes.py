@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from quire.api.dialects.breakpoints import Breakpoint
 from quire.api.http.errors import ApiError, invalid
 
 # fail_fast: a list with a million invalid items must produce one error, not a million.
@@ -40,6 +41,11 @@ class GenerationFields(Schema):
     def compared_id(self) -> str | None:
         """The id of an earlier response, with whose prompt this one is compared; None: not requested."""
         return None
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        """The places up to which the prompt is to be kept for a time. Raises ApiError for an invalid time."""
+        return []
 
     @property
     def effort(self) -> str:

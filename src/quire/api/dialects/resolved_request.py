@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from quire.api.access.auth import SHARED, Caller
 from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.body_shapes import GenerationFields
+from quire.api.dialects.breakpoints import Breakpoint, prompt_pins
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_SALT_CHARS, REQUEST_S
 from quire.api.http.request_record import RequestRecord
@@ -16,7 +17,7 @@ from quire.client.prefix.reuse_log import PromptParts
 from quire.client.request.conversation import ChatPrompt, RemovedLine
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import RequestOptions
-from quire.core.request import RANK, PriorityClass
+from quire.core.request import RANK, PriorityClass, PromptPin
 
 TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
 CLASS_HEADER = "x-vllm-priority"
@@ -40,6 +41,8 @@ class ResolvedRequest(RequestOptions, frozen=True, kw_only=True):
     """The id of an earlier response, with whose prompt this one is compared."""
     effort: str = ""
     """The requested reasoning effort, to name the cause of a difference between the prompts."""
+    breakpoints: Sequence[Breakpoint] = ()
+    """Where the client wants the prompt kept, and how long."""
 
     def with_chat(
         self, chat: ChatPrompt, params: SamplingParams, removed: Sequence[RemovedLine], stored: KeptConversation | None
@@ -47,6 +50,13 @@ class ResolvedRequest(RequestOptions, frozen=True, kw_only=True):
         """Return a copy with the rendered conversation as its only prompt."""
         prompts, parts, params = [chat.ids], [chat.parts], chat.apply_to(params)
         return replace(self, prompts=prompts, params=params, parts=parts, removed=removed, conversation=stored)
+
+    @property
+    def pins(self) -> tuple[PromptPin, ...]:
+        """The prefixes of the rendered prompt to keep."""
+        if not self.breakpoints or len(self.prompts) != 1 or len(self.parts) != 1:
+            return ()
+        return prompt_pins(self.breakpoints, self.parts[0], len(self.prompts[0]))
 
 
 def resolve_request(fields: GenerationFields, models: Models, caller: Caller, record: RequestRecord) -> ResolvedRequest:
@@ -64,6 +74,7 @@ def resolve_request(fields: GenerationFields, models: Models, caller: Caller, re
         explain=True,
         report_progress=bool(fields.stream and fields.return_progress),
         has_reservation=record.has_reservation,
+        breakpoints=fields.breakpoints,
         compared_id=fields.compared_id,
         effort=fields.effort,
     )

@@ -62,6 +62,8 @@ class EngineStats:
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
     """CPU time for computing token masks of grammars."""
+    num_pins_yielded: int = 0
+    """Pins that lost blocks before their end."""
     num_snapshots: int = 0
     """Snapshots of the engine's state, created for `watch`."""
     step_s: float = 0.0

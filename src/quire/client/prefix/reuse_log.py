@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from quire.client.prefix.explanation import Difference, Explanation
 from quire.core.memory.block_table import max_hit_blocks
 from quire.errors import InvariantError
-from quire.text.chat.prompt_parts import PromptPart as PromptPart  # noqa: PLC0414 - re-exported for the API
+from quire.text.chat.prompt_parts import SYSTEM_ROLES as SYSTEM_ROLES  # noqa: PLC0414 - re-exported for the API
+from quire.text.chat.prompt_parts import PartKind as PartKind  # noqa: PLC0414
+from quire.text.chat.prompt_parts import PromptPart as PromptPart  # noqa: PLC0414
 from quire.text.chat.prompt_parts import PromptParts as PromptParts  # noqa: PLC0414
 
 MAX_RECORDS = 10_000

@@ -136,6 +136,8 @@ class Reply:
         self.pieces: list[Piece] = []
         """All pieces so far, in order of arrival."""
         self._num_written_tokens: int | None = None
+        self.num_pinned_tokens = 0
+        """Prompt tokens that the request's pins hold."""
         self.explanation: Explanation | None = None
         """Why no more of the prompt was cached when the request was admitted; None unless requested."""
         self.reuse: ReuseRecord | None = None
@@ -278,6 +280,7 @@ class Reply:
                 self.num_cached_tokens = event.num_cached_tokens
                 self.num_processed_tokens = len(self.request.prompt)
                 self._num_written_tokens = event.num_written_tokens
+                self.num_pinned_tokens = event.num_pinned_tokens
             case PromptProgress():
                 self._times["progress"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens

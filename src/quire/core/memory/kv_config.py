@@ -66,7 +66,6 @@ class MemoryCounters:
     num_evictions: int = 0
     num_block_copies: int = 0  # of shared or named, partly filled blocks
     num_collisions: int = 0  # blocks not named, because another has their digest
-    num_pins_yielded: int = 0  # pins that ended early, for a request or for a tenant below its share
 
 
 @dataclass(frozen=True, slots=True)

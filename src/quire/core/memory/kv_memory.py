@@ -273,7 +273,7 @@ class KVMemory:
         while (num_blocks := pins.num_fitting(tenant, table.blocks)) < len(table.blocks):
             if (pin_and_excess := pins.next_above_share(tenant)) is None:
                 break
-            self._counters.num_pins_yielded += 1
+            pins.num_yielded += 1
             pin_id, num_excess = pin_and_excess
             # A shorter pin of a recurrent model has no state at its end, so it is useless.
             num_taken = min(num_excess, len(table.blocks) - num_blocks) if self.states is None else len(self.pool.named)
@@ -299,7 +299,7 @@ class KVMemory:
     def yield_pin(self) -> bool:
         """Let the pin nearest its end expire now and free its blocks, a bounded number of them in each call. Returns
         whether any blocks were freed from pins; another pin may hold the same blocks."""
-        self._counters.num_pins_yielded += self.pins.expire_next(self.now_s)
+        self.pins.num_yielded += self.pins.expire_next(self.now_s)
         return self._end_expired_pins()
 
     def _end_pin(self, pin_id: int) -> None:
@@ -360,6 +360,7 @@ class KVMemory:
             num_blank_blocks=pool.num_blank,
             num_named_blocks=pool.num_named,
             num_pinned_blocks=self.pins.num_pinned_blocks,
+            num_pins_yielded=self.pins.num_yielded,
             num_open_tables=len(self.tables),
             num_slots=slots.num_slots,
             num_cached_slots=slots.num_cached,

@@ -37,6 +37,8 @@ class Pins:
         self.weights: Mapping[str, float] = {}
         """Tenant -> weight of its share; 1 for tenants that are not listed."""
         self.num_pinned_blocks = 0
+        self.num_yielded = 0
+        """Number of pins that lost blocks before their end: to a request, or to a tenant below its share."""
         self.tables: dict[int, BlockTable] = {}
         self.holders: dict[int, tuple[str, float]] = {}
         """Pin id -> its tenant and when it expires."""

@@ -129,19 +129,12 @@ def progress_events(sequence: Sequence, num_before: int) -> list[PromptProgress]
     return [PromptProgress(request.request_id, num_computed, sequence.num_cached_tokens, epoch=request.epoch)]
 
 
-def first_token_events(record: ActiveRequest, num_written: int, num_accepted: int, block_size: int) -> list[FirstToken]:
-    """Count the blocks that a row added to the cache, and make the event of the request's first token, if it has one.
-
-    Only then are the numbers of cached and written prompt tokens final, because each chunk may find more cached blocks.
-    Blocks that were written again after a preemption count once.
-    """
-    record.num_written_blocks += num_written
-    if not num_accepted:
-        return []
-    record.has_begun = True
+def first_token_event(record: ActiveRequest, block_size: int, num_pinned: int) -> FirstToken:
+    """Make the event of a request's first token. Only now are the numbers of cached and written prompt tokens final,
+    because each chunk may find more cached blocks. Blocks that were written again after a preemption count once."""
     request, num_cached = record.request, record.leader.num_cached_tokens
-    num_written_tokens = min(record.num_written_blocks * block_size, len(request.prompt) - num_cached)
-    return [FirstToken(request.request_id, num_cached, num_written_tokens, epoch=request.epoch)]
+    num_written = min(record.num_written_blocks * block_size, len(request.prompt) - num_cached)
+    return FirstToken(request.request_id, num_cached, num_written, num_pinned, epoch=request.epoch)
 
 
 def token_event(sequence: Sequence, row: RowResult, index: int) -> Token:

@@ -407,8 +407,11 @@ class Scheduler:
         if (request.request_id, sequence.index) in self._cancelled:
             return
         record = self.live[request.request_id]
-        if not record.has_begun:
-            self._events += rows.first_token_events(record, num_written, num_accepted, self.memory.config.block_size)
+        record.num_written_blocks += num_written
+        if num_accepted and not record.has_begun:
+            record.has_begun = True
+            num_pinned = self._pin_prompt(sequence)
+            self._events.append(rows.first_token_event(record, self.memory.config.block_size, num_pinned))
         new_tokens = row.token_ids + row.forced if row.forced else row.token_ids
         for index, token_id in enumerate(new_tokens if len(new_tokens) == num_accepted else new_tokens[:num_accepted]):
             sequence.tokens.append(token_id)
@@ -419,6 +422,15 @@ class Scheduler:
             reason = FinishReason.LENGTH  # max_tokens is 0: only the prompt was requested
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _pin_prompt(self, sequence: Sequence) -> int:
+        """Pin the requested prefixes of a computed prompt; returns the number of tokens that the longest pin holds."""
+        request, table = sequence.request, table_of(sequence)
+        pins = [
+            self.memory.pin_table(table, pin.num_tokens, self._now_s + pin.keep_s, request.tenant)
+            for pin in request.pins
+        ]
+        return max((pin.num_tokens for pin in pins), default=0)
 
     # -- the end of sequences ------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ class SchedulerConfig:
     """Cost model that decides which drafts pay off. None: use as many drafts as fit."""
     step_limit_s: float = 0.0
     """Target duration of steps with prefill chunks; each step feeds at least one block of a prompt. 0: no target."""
+    pin_share: float = 0.25
+    """Largest fraction of the KV pool that pins may use; the memory of an engine is made with it."""
 
     def check(self, memory: KVMemoryConfig) -> None:
         """Raise ConfigError for invalid settings, such as a token budget too small for progress, or too few slots."""

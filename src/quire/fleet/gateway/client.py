@@ -163,6 +163,7 @@ class FleetModel(EngineClient):
             num_draft_tokens=sum(member.load.num_draft_tokens for member in members),
             num_accepted_tokens=sum(member.load.num_accepted_tokens for member in members),
             num_forced_tokens=sum(member.load.num_forced_tokens for member in members),
+            num_pins_yielded=sum(member.load.num_pins_yielded for member in members),
             work=sum((member.load.work for member in members), self.work.budget.spent()),
         )
 

@@ -241,6 +241,7 @@ def request_of(record: Submitted | Restored) -> Request:
         epoch=record.epoch,
         has_stop_texts=record.has_stop_texts,
         work_tokens=record.work_tokens,
+        pins=record.pins,
     )
 
 

@@ -210,6 +210,7 @@ class Worker:
             grammar_mask_s=0.0 if guides is None else guides.mask_s,
             num_snapshots=self._engine.num_snapshots,
             work=WorkSpent() if guides is None else guides.budget.spent(MAX_TENANTS_REPORTED),
+            num_pins_yielded=memory.pins.num_yielded,
         )
 
 

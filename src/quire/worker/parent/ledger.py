@@ -255,6 +255,7 @@ class Ledger:
                 entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
                 entry.first_pass_epoch = event.epoch
                 self._check_prompt_tokens(entry, event.num_written_tokens or 0)
+                self._check_prompt_tokens(entry, event.num_pinned_tokens)
                 event = replace(event, num_cached_tokens=entry.num_cached_tokens)
         return [event] if is_new else []
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quire.api.dialects.body_shapes import GenerationFields, Objects, Schema, Texts
+from quire.api.dialects.breakpoints import Breakpoint, block_breakpoints, keep_seconds
 from quire.api.dialects.field_names import FieldNames, names
 from quire.api.http.limits import MAX_MESSAGES
 
@@ -48,9 +49,23 @@ class MessagesFields(CountFields, GenerationFields):
     """Accepted in any shape, and ignored."""
     diagnostics: DiagnosticsFields | None = Field(None, description="Report why an earlier prompt was not reused.")
 
+    cache_control: dict[str, Any] | None = Field(None, description="With a ttl, the whole prompt is kept that long.")
+
     @property
     def compared_id(self) -> str | None:
         return None if self.diagnostics is None else self.diagnostics.previous_message_id
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        tools = [tool for tool in self.tools or () if tool.get("type") in TOOL.types]
+        marks = [*block_breakpoints(self.system, "cache_control", None, "system", 0)]
+        for index, tool in enumerate(tools):
+            marks += block_breakpoints([tool], "cache_control", None, "tool", index)
+        for index, message in enumerate(self.messages):
+            marks += block_breakpoints(message.content, "cache_control", None, "message", index)
+        if self.cache_control is not None and (ttl := self.cache_control.get("ttl")) is not None:
+            marks.append(Breakpoint(keep_seconds(ttl, "cache_control")))
+        return marks
 
 
 # -- the names that bodies may have ------------------------------------------------------------------------------------
@@ -58,7 +73,6 @@ class MessagesFields(CountFields, GenerationFields):
 TOOL = FieldNames(
     frozenset(("name", "description", "input_schema", "type", "strict", "cache_control")), types=("custom", None)
 )
-"""cache_control is accepted here and has no effect, because every prompt is cached."""
 NESTED = {
     "messages": names("role content"),
     "tools": TOOL,
@@ -69,6 +83,6 @@ NESTED = {
 }
 COUNT_NAMES = FieldNames(frozenset((*CountFields.model_fields, "cache_control")), NESTED)
 MESSAGES_NAMES = FieldNames(
-    frozenset((*MessagesFields.model_fields, "cache_control")),
+    frozenset(MessagesFields.model_fields),
     {**NESTED, "diagnostics": names("previous_message_id")},
 )

@@ -145,6 +145,7 @@ def usage(reply: Reply) -> dict[str, int]:
         "cache_creation_input_tokens": num_written,
         "cache_read_input_tokens": reply.num_cached_tokens,
         "output_tokens": reply.num_tokens,
+        **({"cache_pinned_tokens": reply.num_pinned_tokens} if reply.request.pins else {}),
         **({"inexact_moves": reply.num_inexact_moves} if reply.num_inexact_moves else {}),
     }
 

@@ -223,6 +223,7 @@ def _usage(reply: Reply) -> dict[str, Any]:
         "input_tokens_details": {
             "cached_tokens": reply.num_cached_tokens,
             "cache_write_tokens": reply.num_written_tokens,
+            **({"pinned_tokens": reply.num_pinned_tokens} if reply.request.pins else {}),
         },
         "output_tokens": num_output,
         "output_tokens_details": {"reasoning_tokens": reply.num_reasoning_tokens, **inexact},

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quire.api.dialects.body_shapes import GenerationFields, IntLists, Ints, Objects, Schema, Service, Texts, validated
+from quire.api.dialects.breakpoints import Breakpoint, block_breakpoints, keep_seconds, part_kind
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_MESSAGES, MAX_PROMPTS
 from quire.client.request.params import MAX_BIASES
@@ -130,6 +131,9 @@ class CompletionFields(SamplingFields):
         return list(prompt)  # type: ignore[arg-type]
 
 
+BREAKPOINT = "prompt_cache_breakpoint"
+
+
 class CacheOptionsFields(Schema):
     """`prompt_cache_options`."""
 
@@ -159,6 +163,18 @@ class ResponseFields(GenerationFields):
     prompt_cache_key: str | None = Field(None, description="Returned, and not part of the cache's names.")
     prompt_cache_retention: str | None = None
     prompt_cache_options: CacheOptionsFields | None = None
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        items = self.input if isinstance(self.input, list) else []
+        ttl = None if self.prompt_cache_options is None else self.prompt_cache_options.ttl
+        marks = list[Breakpoint]()
+        for index, item in enumerate(items):
+            place = part_kind(item.get("role"), index, items)
+            marks += block_breakpoints(item.get("content", item.get("output")), BREAKPOINT, ttl, *place)
+        if ttl is not None and self.prompt_cache_options is not None and self.prompt_cache_options.mode != "explicit":
+            marks.append(Breakpoint(keep_seconds(ttl, "prompt_cache_options")))
+        return marks
 
     @property
     def compared_id(self) -> str | None:
