@@ -11,7 +11,7 @@ TESTS = (
     "tests/unit/worker/test_shared_status.py",
     "tests/unit/worker/test_supervisor_alone.py",
     "tests/unit/core/memory/test_prefix_tree.py",
-    "tests/unit/client/test_explanation.py",
+    "tests/unit/client/prefix/test_explanation.py",
     "tests/unit/client/test_handed_over.py",
     "tests/unit/client/test_engines.py",
 )

@@ -21,7 +21,7 @@ from quire.core.memory.block_table import max_hit_blocks
 from quire.text.chat.prompt_parts import PartKind, PartSpan
 
 
-class Verdict(Enum):
+class ComparisonResult(Enum):
     """The result of a comparison; all but the first three are causes of a miss."""
 
     HIT = "hit"
@@ -44,7 +44,7 @@ class Verdict(Enum):
 class PromptComparison:
     """A prompt compared with an earlier one."""
 
-    verdict: Verdict
+    verdict: ComparisonResult
     num_missed_tokens: int = 0
     """Tokens that would have been cached if the prompt had begun like the earlier one."""
     num_common_tokens: int = 0
@@ -65,17 +65,17 @@ class ComparedPrompt:
 def compare_prompts(ours: ComparedPrompt, named: NamedPrompt | None) -> PromptComparison:
     """Compare a prompt, whose cache lookup is known, with the earlier prompt; None: it was not found."""
     if named is None:
-        return PromptComparison(Verdict.NOT_FOUND)
+        return PromptComparison(ComparisonResult.NOT_FOUND)
     record, block_size, num_theirs = ours.record, ours.block_size, named.name.num_tokens
     max_blocks = min(num_theirs // block_size, max_hit_blocks(len(ours.tokens) // WIDTH, block_size))
     num_missed = max_blocks * block_size - record.num_cached_tokens
     num_shared = min(num_common(ours.tokens, named.prompt.tokens), num_theirs)
     if num_missed <= 0:
-        return PromptComparison(Verdict.HIT, 0, num_shared)
+        return PromptComparison(ComparisonResult.HIT, 0, num_shared)
     if record.model != named.scope.model:
-        verdict = Verdict.MODEL
+        verdict = ComparisonResult.MODEL
     elif num_shared >= min(max_blocks * block_size, MAX_PROMPT_TOKENS) or not _reached(ours, named, num_shared):
-        verdict = Verdict.UNAVAILABLE
+        verdict = ComparisonResult.UNAVAILABLE
     else:
         verdict = _change_at(ours, named, num_shared)
     return PromptComparison(verdict, num_missed, num_shared)
@@ -91,12 +91,12 @@ def _reached(ours: ComparedPrompt, named: NamedPrompt, num_shared: int) -> bool:
     return record.num_cached_tokens >= num_before or record.explanation.reason == "state_missing"
 
 
-CHANGES: Mapping[PartKind, Verdict] = {"system": Verdict.SYSTEM, "tool": Verdict.TOOLS}
-Texts = Mapping[PromptPart, bytes]
+CHANGES: Mapping[PartKind, ComparisonResult] = {"system": ComparisonResult.SYSTEM, "tool": ComparisonResult.TOOLS}
+PartBytes = Mapping[PromptPart, bytes]
 """The tokens of each part of a prompt."""
 
 
-def _change_at(ours: ComparedPrompt, named: NamedPrompt, position: int) -> Verdict:
+def _change_at(ours: ComparedPrompt, named: NamedPrompt, position: int) -> ComparisonResult:
     """Return the cause of the first different token, at this position.
 
     It is the part with this token if its text differs. If the template wrote the token, it did so for another effort,
@@ -104,25 +104,25 @@ def _change_at(ours: ComparedPrompt, named: NamedPrompt, position: int) -> Verdi
     """
     theirs, num_theirs = named.prompt, named.name.num_tokens
     if ours.parts is None or theirs.parts is None:
-        return Verdict.INPUT
+        return ComparisonResult.INPUT
     our_span, their_span = ours.parts.at_or_after(position), theirs.parts.at_or_after(position)
     if their_span is not None and their_span.first >= num_theirs:
         their_span = None  # it belongs to a longer prompt that replaced the named one
     spans = sorted((span for span in (our_span, their_span) if span is not None), key=lambda span: span.first)
     parts = [span.part for span in spans if span.part is not None]
     if len(parts) < len(spans):
-        return Verdict.INPUT
+        return ComparisonResult.INPUT
     is_other_effort = ours.effort != named.name.effort
     is_between_parts = all(span.first > position for span in spans)
     if is_other_effort and is_between_parts and len(parts) > 1 and parts[0] == parts[1]:
-        return Verdict.EFFORT
+        return ComparisonResult.EFFORT
     our_texts, their_texts = _texts(ours.tokens, ours.parts), _texts(theirs.tokens, theirs.parts, num_theirs)
     for kind in dict.fromkeys([part.kind for part in parts] + list(CHANGES) * is_between_parts):
         if kind in CHANGES and _of_kind(our_texts, kind) != _of_kind(their_texts, kind):
             return CHANGES[kind]
     if any(our_texts.get(part) != text for part, text in their_texts.items()) or _is_longer(our_span, position):
-        return Verdict.MESSAGES
-    return Verdict.EFFORT if is_other_effort else Verdict.UNAVAILABLE
+        return ComparisonResult.MESSAGES
+    return ComparisonResult.EFFORT if is_other_effort else ComparisonResult.UNAVAILABLE
 
 
 def _is_longer(our_span: PartSpan | None, position: int) -> bool:
@@ -130,7 +130,7 @@ def _is_longer(our_span: PartSpan | None, position: int) -> bool:
     return our_span is not None and our_span.first < position
 
 
-def _texts(tokens: bytes, parts: PromptParts, end: int | None = None) -> Texts:
+def _texts(tokens: bytes, parts: PromptParts, end: int | None = None) -> PartBytes:
     """Return the tokens of each part that begins before token `end`."""
     texts = dict[PromptPart, bytes]()
     for span in parts:
@@ -140,5 +140,5 @@ def _texts(tokens: bytes, parts: PromptParts, end: int | None = None) -> Texts:
     return texts
 
 
-def _of_kind(texts: Texts, kind: PartKind) -> Texts:
+def _of_kind(texts: PartBytes, kind: PartKind) -> PartBytes:
     return {part: text for part, text in texts.items() if part.kind == kind}

@@ -23,7 +23,7 @@ from quire.api.dialects.response_writer import (
 )
 from quire.api.http.errors import ApiError
 from quire.api.prefix.explanation_json import miss_body
-from quire.client.prefix.prompt_comparison import Verdict
+from quire.client.prefix.prompt_comparison import ComparisonResult
 from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
 from quire.client.reply.reply import Reply
@@ -33,11 +33,11 @@ STOP_REASONS = {"length": "max_tokens", "deadline": "max_tokens", LOOP: "max_tok
 NO_USAGE = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
 """Usage while the prompt is not known yet; the message's last events have the true counts."""
 MISS_REASONS = {
-    Verdict.NOT_FOUND: "previous_message_not_found",
-    Verdict.MODEL: "model_changed",
-    Verdict.SYSTEM: "system_changed",
-    Verdict.TOOLS: "tools_changed",
-    Verdict.MESSAGES: "messages_changed",
+    ComparisonResult.NOT_FOUND: "previous_message_not_found",
+    ComparisonResult.MODEL: "model_changed",
+    ComparisonResult.SYSTEM: "system_changed",
+    ComparisonResult.TOOLS: "tools_changed",
+    ComparisonResult.MESSAGES: "messages_changed",
 }
 """Results of comparing prompts, mapped to the API's reasons; any other becomes unavailable."""
 NO_TOKENS = ("previous_message_not_found", "unavailable")
@@ -93,7 +93,7 @@ class MessagesWriter(ResponseWriter):
         comparison = None if reply is None else reply.comparison
         if reply is None or comparison is None:
             return {"cache_miss_reason": None} if self._is_compared else None
-        if comparison.verdict is Verdict.HIT:
+        if comparison.verdict is ComparisonResult.HIT:
             return None
         reason: dict[str, Any] = {"type": MISS_REASONS.get(comparison.verdict, "unavailable")}
         if reason["type"] not in NO_TOKENS:

@@ -17,22 +17,22 @@ from quire.api.dialects.openai.schemas import CacheOptionsFields, ResponseFields
 from quire.api.dialects.response_writer import ENCODER, PieceBatch, ProgressFields, ResponseWriter, finish_detail
 from quire.api.http.errors import ApiError
 from quire.api.prefix.explanation_json import miss_body
-from quire.client.prefix.prompt_comparison import Verdict
+from quire.client.prefix.prompt_comparison import ComparisonResult
 from quire.client.reply.loops import LOOP
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, merge_pieces
 from quire.client.reply.reply import Reply
 
 INCOMPLETE_REASONS = ("length", "deadline", LOOP)
 MISS_REASONS = {
-    Verdict.MODEL: "model_changed",
-    Verdict.SYSTEM: "input_changed",
-    Verdict.TOOLS: "tools_changed",
-    Verdict.MESSAGES: "input_changed",
-    Verdict.INPUT: "input_changed",
-    Verdict.EFFORT: "reasoning_effort_changed",
+    ComparisonResult.MODEL: "model_changed",
+    ComparisonResult.SYSTEM: "input_changed",
+    ComparisonResult.TOOLS: "tools_changed",
+    ComparisonResult.MESSAGES: "input_changed",
+    ComparisonResult.INPUT: "input_changed",
+    ComparisonResult.EFFORT: "reasoning_effort_changed",
 }
 """Results of comparing prompts, mapped to the API's reasons for a miss."""
-NO_MISS = {Verdict.HIT: "cache_hit", Verdict.NOT_FOUND: "comparison_response_not_found"}
+NO_MISS = {ComparisonResult.HIT: "cache_hit", ComparisonResult.NOT_FOUND: "comparison_response_not_found"}
 """Other results; any that is in neither table becomes unavailable."""
 
 
@@ -241,7 +241,7 @@ def _diagnostics(reply: Reply) -> dict[str, Any] | None:
     else:
         result = {"type": "cache_miss", "reason": reason, "cache_missed_tokens": comparison.num_missed_tokens}
         result["comparison_reusable_tokens"] = comparison.num_common_tokens
-    return result if comparison.verdict is Verdict.HIT else result | {"cache_explain": miss_body(reply.reuse)}
+    return result if comparison.verdict is ComparisonResult.HIT else result | {"cache_explain": miss_body(reply.reuse)}
 
 
 def _cache_options(options: CacheOptionsFields | None) -> dict[str, Any] | None:

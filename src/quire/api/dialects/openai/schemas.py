@@ -170,8 +170,8 @@ class ResponseFields(GenerationFields):
         ttl = None if self.prompt_cache_options is None else self.prompt_cache_options.ttl
         marks = list[Breakpoint]()
         for index, item in enumerate(items):
-            place = part_kind(item.get("role"), index, items)
-            marks += block_breakpoints(item.get("content", item.get("output")), BREAKPOINT, ttl, *place)
+            kind_and_index = part_kind(item.get("role"), index, items)
+            marks += block_breakpoints(item.get("content", item.get("output")), BREAKPOINT, ttl, *kind_and_index)
         if ttl is not None and self.prompt_cache_options is not None and self.prompt_cache_options.mode != "explicit":
             marks.append(Breakpoint(keep_seconds(ttl, "prompt_cache_options")))
         return marks

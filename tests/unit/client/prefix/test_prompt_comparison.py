@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire.client.prefix.explanation import Explanation
 from quire.client.prefix.kept_prompts import MAX_NAMES, KeptPrompts, PromptName, PromptScope
 from quire.client.prefix.prompt_alignment import packed
-from quire.client.prefix.prompt_comparison import ComparedPrompt, PromptComparison, Verdict, compare_prompts
+from quire.client.prefix.prompt_comparison import ComparedPrompt, ComparisonResult, PromptComparison, compare_prompts
 from quire.client.prefix.reuse_log import PromptPart, PromptParts, ReuseRecord
 from quire.text.chat.prompt_parts import PartSpan
 
@@ -109,8 +109,8 @@ def test_appended_messages_are_a_hit(chat: Chat, more: Texts, order: str, block_
     later = replace(chat, messages=chat.messages + more)
     comparison = compare(order, chat, later, block_size)
     # The last two tokens, which ask for the answer, are not a part of the client's prompt.
-    assert comparison.verdict in (Verdict.HIT, Verdict.UNAVAILABLE)
-    if comparison.verdict is Verdict.UNAVAILABLE:
+    assert comparison.verdict in (ComparisonResult.HIT, ComparisonResult.UNAVAILABLE)
+    if comparison.verdict is ComparisonResult.UNAVAILABLE:
         assert comparison.num_missed_tokens <= 2 * block_size
 
 
@@ -126,11 +126,11 @@ def test_a_single_change_is_the_cause_exactly_if_tokens_were_missed(
     assert comparison.num_missed_tokens == num_missed
     assert comparison.num_common_tokens == num_equal(tokens, new_tokens)
     if not num_missed:
-        assert comparison.verdict is Verdict.HIT
+        assert comparison.verdict is ComparisonResult.HIT
     elif field == "messages" and later.messages[: len(chat.messages)] == chat.messages:
-        assert comparison.verdict is Verdict.UNAVAILABLE, "only appended"
+        assert comparison.verdict is ComparisonResult.UNAVAILABLE, "only appended"
     else:
-        assert comparison.verdict is Verdict[field.upper()]
+        assert comparison.verdict is ComparisonResult[field.upper()]
 
 
 @given(CHATS, CHATS, ORDERS, st.data())
@@ -142,7 +142,7 @@ def test_tokens_missed_before_the_first_difference_have_no_cause_in_the_prompt(
     num_shared = shared_blocks(tokens, new_tokens, 4)
     num_cached = data.draw(st.integers(0, num_shared // 4)) * 4
     comparison = compare(order, chat, later, 4, num_cached)
-    assert (comparison.verdict is Verdict.UNAVAILABLE) >= (num_cached < num_shared)
+    assert (comparison.verdict is ComparisonResult.UNAVAILABLE) >= (num_cached < num_shared)
     assert comparison.num_missed_tokens == reusable(tokens, new_tokens, 4) - num_cached
 
 
@@ -151,27 +151,29 @@ CHAT = Chat((1, 2, 3, 4), ((1, 1, 1, 1),), ((2,) * 9, (3,) * 9, (4,) * 9))
 
 def test_tools_that_a_template_writes_last_move_with_each_message_and_are_no_change() -> None:
     later = replace(CHAT, messages=(*CHAT.messages, (1, 2)))
-    assert compare("smt", CHAT, later, 4).verdict is Verdict.UNAVAILABLE
+    assert compare("smt", CHAT, later, 4).verdict is ComparisonResult.UNAVAILABLE
     changed = replace(later, messages=((9,), *later.messages[1:]))
-    assert compare("smt", CHAT, changed, 4).verdict is Verdict.MESSAGES
+    assert compare("smt", CHAT, changed, 4).verdict is ComparisonResult.MESSAGES
 
 
 def test_of_two_changes_the_first_in_the_prompt_is_the_cause() -> None:
     both = replace(CHAT, system=(1, 2, 9, 9, 9), tools=((5, 5),))
-    assert compare("stm", CHAT, both, 1).verdict is Verdict.SYSTEM
-    assert compare("tsm", CHAT, both, 1).verdict is Verdict.TOOLS
-    assert compare("estm", CHAT, replace(both, effort=2), 1).verdict is Verdict.EFFORT
+    assert compare("stm", CHAT, both, 1).verdict is ComparisonResult.SYSTEM
+    assert compare("tsm", CHAT, both, 1).verdict is ComparisonResult.TOOLS
+    assert compare("estm", CHAT, replace(both, effort=2), 1).verdict is ComparisonResult.EFFORT
 
 
 def test_another_model_is_the_cause_only_if_its_cache_lacks_the_prompt() -> None:
     other, size = PromptScope("alice", "alice", "other"), len(CHAT.rendered("stm")[0])
-    assert compare("stm", CHAT, CHAT, 4, 0, other) == PromptComparison(Verdict.MODEL, (size - 1) // 4 * 4, size)
-    assert compare("stm", CHAT, CHAT, 4, None, other).verdict is Verdict.HIT
+    assert compare("stm", CHAT, CHAT, 4, 0, other) == PromptComparison(
+        ComparisonResult.MODEL, (size - 1) // 4 * 4, size
+    )
+    assert compare("stm", CHAT, CHAT, 4, None, other).verdict is ComparisonResult.HIT
 
 
 def test_a_prompt_in_another_cache_group_has_no_cause_and_of_another_tenant_is_not_found() -> None:
-    assert compare("stm", CHAT, CHAT, 4, 0, PromptScope("alice", "salt", "m")).verdict is Verdict.UNAVAILABLE
-    assert compare("stm", CHAT, CHAT, 4, 0, PromptScope("bob", "alice", "m")).verdict is Verdict.NOT_FOUND
+    assert compare("stm", CHAT, CHAT, 4, 0, PromptScope("alice", "salt", "m")).verdict is ComparisonResult.UNAVAILABLE
+    assert compare("stm", CHAT, CHAT, 4, 0, PromptScope("bob", "alice", "m")).verdict is ComparisonResult.NOT_FOUND
 
 
 def test_a_prompt_is_found_by_the_ids_of_all_answers_of_its_conversation() -> None:
