@@ -35,8 +35,8 @@ def test_the_cache_works_and_when_it_does_not_the_server_says_why(served: Served
     shared, server = tokens(4 * BLOCK), served.server
     first = server.complete([*shared, *tokens(9)], served.alice, model="one").json["usage"]
     second = server.complete([*shared, *tokens(9)], served.alice, model="one").json["usage"]
-    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert second["prompt_tokens_details"] == {"cached_tokens": 4 * BLOCK}
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 4 * BLOCK}
+    assert second["prompt_tokens_details"]["cached_tokens"] == 4 * BLOCK
     changed = [*shared[:70], shared[70] ^ 1, *shared[71:], 5]
     body = {"model": "one", "prompt": changed, "cache_explain": True}
     (tmp_path / "body.json").write_text(json.dumps(body))

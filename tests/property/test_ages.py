@@ -25,7 +25,16 @@ from tests.support.workers.messages import REQUEST
 
 MILLION_S = 1_000_000.0
 DURATIONS = {
-    *("age_s", "time_left_s", "wait_s", "evicted_s_ago", "retry_after_s", "grammar_compile_s", "grammar_mask_s"),
+    *(
+        "age_s",
+        "time_left_s",
+        "wait_s",
+        "evicted_s_ago",
+        "retry_after_s",
+        "keep_s",
+        "grammar_compile_s",
+        "grammar_mask_s",
+    ),
     "period_s",
 }
 """All numbers of seconds that are said of requests, and of what a worker has spent."""

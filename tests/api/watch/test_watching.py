@@ -103,7 +103,7 @@ def test_an_engines_totals_are_shown_under_the_fields_names_where_it_has_any() -
     assert value(page, "spec_decode_num_draft_tokens_total", model_name="a") == 11
     assert value(page, "spec_decode_num_accepted_tokens_total", model_name="a") == 12
     assert 'quire:computed_tokens_total{engine="0",model_name="a"} 10.0' in page
-    for at, name in enumerate(("forced_tokens", "grammar_compile_seconds", "grammar_mask_seconds"), 13):
+    for at, name in enumerate(("forced_tokens", "pins_yielded", "grammar_compile_seconds", "grammar_mask_seconds"), 13):
         assert f'quire:{name}_total{{engine="0",model_name="a"}} {at}.0' in page
     assert "draft_tokens_total{" in page
     assert page.count('model_name="b"') == 4, "requests that run and wait, and nothing else"
