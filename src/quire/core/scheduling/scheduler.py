@@ -265,9 +265,9 @@ class Scheduler:
             num_cached = head.num_cached_tokens
             self._match(head)
             fits = partial(placement.fits, head, needs)
-            while (victims := victims_for(head, self.running, fits)) is None and not self.running:
-                if not self.memory.yield_pin():
-                    break  # only pins held the blocks, and none is left
+            while (victims := victims_for(head, self.running, fits)) is None:
+                if self.running or not self.memory.yield_pin():
+                    break  # while nothing runs, only pins hold blocks
             if victims is None:
                 # The head is not skipped: it waits, and so do all sequences after it.
                 self.memory.release(head.table)

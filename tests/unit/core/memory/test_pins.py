@@ -215,6 +215,17 @@ def test_a_computed_table_is_pinned_without_a_lookup_up_to_its_last_whole_block(
     invariants.check_at_rest(memory)
 
 
+def test_blocks_that_lost_their_names_are_not_pinned() -> None:
+    memory = new_memory()
+    table = memory.open(SPACE)
+    memory.reserve(table, [1] * 10, 10)
+    memory.commit(table, 10)
+    memory.clear()
+    assert memory.pin_table(table, 10, 10.0, "").num_tokens == 0
+    memory.release(table)
+    invariants.check_at_rest(memory)
+
+
 def test_the_pin_nearest_its_end_yields_first() -> None:
     memory = new_memory()
     cache(memory, [1] * 8)
